@@ -1,0 +1,114 @@
+"""An algorithm: a frozen dataclass of hyper-parameters, its state, and the exchanges of a round.
+
+The command line, the configuration and the documents derive from the dataclass: a hyper-parameter says its own
+range and meaning with `hyper`.
+"""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, ClassVar, Generic
+
+from kedge.direction import Vector
+from kedge.errors import UsageError
+from kedge.exchange import ClientT, DownT, Exchange, Round, ServerT, UpT
+
+
+def hyper(
+    default: Any = MISSING,
+    *,
+    help: str,
+    above: float = -math.inf,
+    at_least: float = -math.inf,
+    at_most: float = math.inf,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declare a hyper-parameter: its default, what it means and the range in which it is defined."""
+    limits = {"above": above, "at_least": at_least, "at_most": at_most, "choices": choices}
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+def hyper_eta() -> Any:
+    """Declare the local learning rate."""
+    return hyper(help="local learning rate", above=0)
+
+
+def hyper_gamma() -> Any:
+    """Declare the server learning rate."""
+    return hyper(None, help="server learning rate; by default eta * K, plain averaging", above=0)
+
+
+def hyper_beta(default: float = 0.1) -> Any:
+    """Declare the momentum."""
+    return hyper(default, help="momentum: the weight of the new gradient, 1 is none", above=0, at_most=1)
+
+
+def hyper_opening(default: int = 1, at_least: int = 0) -> Any:
+    """Declare the B of the initial gradients over all clients."""
+    return hyper(
+        default, help="minibatches per client of the initial gradients; 0 starts from zeros", at_least=at_least
+    )
+
+
+def _check(owner: str, name: str, value: Any, rule: Mapping[str, Any]) -> None:
+    if rule["choices"]:
+        if value not in rule["choices"]:
+            raise UsageError(f"{name} of {owner} is {value!r}, but must be one of {', '.join(rule['choices'])}")
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{name} of {owner} is {value!r}, but must be a finite number")
+    limits = [
+        (value > rule["above"], f"above {rule['above']:g}"),
+        (value >= rule["at_least"], f"at least {rule['at_least']:g}"),
+        (value <= rule["at_most"], f"at most {rule['at_most']:g}"),
+    ]
+    if not all(holds for holds, _ in limits):
+        known = " and ".join(text for _, text in limits if "inf" not in text)
+        raise UsageError(f"{name} of {owner} is {value:g}, but must be {known}")
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC, Generic[ServerT, ClientT]):
+    """Hyper-parameters, initial state, and who says what to whom."""
+
+    full_participation: ClassVar[bool] = False
+    """Whether it is defined only when every client takes part in every round."""
+
+    eta: float = hyper_eta()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not (value is None and field.default is None):
+                _check(type(self).__name__, field.name, value, field.metadata)
+
+    @abstractmethod
+    def init_server(self, x: Vector) -> ServerT:
+        """The server's state at x^0; its field `x` is the model."""
+
+    @abstractmethod
+    def init_client(self, x: Vector) -> ClientT:
+        """A client's state before it first takes part."""
+
+    @abstractmethod
+    def exchanges(self, round: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
+        """The exchanges of round r = 0, 1, ..."""
+
+    def opening(self) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
+        """Exchanges before the first round, as for c_i^0; none, unless told otherwise."""
+        return ()
+
+
+class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, DownT, UpT]):
+    """An algorithm whose round is one exchange: itself."""
+
+    def exchanges(self, round: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
+        """Return itself, in every round."""
+        return (self,)
+
+
+def server_rate(gamma: float | None, eta: float, round: Round) -> float:
+    """Gamma, where None is eta K: plain averaging of the local models."""
+    return eta * round.local_steps if gamma is None else gamma

@@ -1,0 +1,143 @@
+"""FedAvg and its momentum: McMahan et al. 2017; Cheng, Huang, Wu and Yuan, ICLR 2024, Algorithms 1 and 3.
+
+Server step of all three: x^{r+1} = x^r - gamma g^{r+1}, with g^{r+1} the mean over the cohort of
+(x^r - x_i^{r,K}) / (eta K).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from kedge.algorithm import (
+    SingleExchange,
+    hyper_beta,
+    hyper_gamma,
+    hyper_opening,
+    server_rate,
+)
+from kedge.algorithms.messages import Displacement, MeanDirection, Model, Momentum
+from kedge.direction import GRAD, Direction, Vector, grad_at
+from kedge.exchange import Effort, Exchange, Local, Nothing, Round
+
+
+@dataclass(frozen=True)
+class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
+    """Local SGD, then the mean of the local models."""
+
+    gamma: float | None = hyper_gamma()
+
+    def init_server(self, x: Vector) -> Model:
+        return Model(x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def broadcast(self, server: Model) -> Model:
+        return server
+
+    def direction(self, down: Model, client: Nothing) -> Direction:
+        return GRAD
+
+    def reply(self, down: Model, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
+        return Displacement(local.displacement), client
+
+    def fold(self, server: Model, up: Displacement, round: Round) -> Model:
+        g = up.displacement / (self.eta * round.local_steps)
+        return Model(x=server.x - server_rate(self.gamma, self.eta, round) * g)
+
+
+@dataclass(frozen=True)
+class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
+    """FedAvg with momentum in the local steps (Algorithm 1), also known as FedCM.
+
+    Not the *FedAvgM* of Hsu et al. 2019, Reddi et al. 2021 and Flower, whose momentum acts on the server alone:
+    that one is `ServerMomentum`.
+    """
+
+    beta: float = hyper_beta()
+    gamma: float | None = hyper_gamma()
+
+    @classmethod
+    def from_hat(cls, *, eta_hat: float, beta: float, gamma_hat: float | None = None) -> Self:
+        """Take the rates of the reparametrised form, ĝ = ∇F + (1-β) ĝ^r, as PyTorch's momentum has them."""
+        return cls(eta=eta_hat / beta, beta=beta, gamma=None if gamma_hat is None else gamma_hat / beta)
+
+    def init_server(self, x: Vector) -> Momentum:
+        return Momentum(x, g=0 * x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def broadcast(self, server: Momentum) -> Momentum:
+        return server
+
+    def direction(self, down: Momentum, client: Nothing) -> Direction:
+        return self.beta * GRAD + (1 - self.beta) * down.g
+
+    def reply(self, down: Momentum, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
+        return MeanDirection(local.mean_direction), client
+
+    def fold(self, server: Momentum, up: MeanDirection, round: Round) -> Momentum:
+        return Momentum(x=server.x - server_rate(self.gamma, self.eta, round) * up.direction, g=up.direction)
+
+
+class Recursive(NamedTuple):
+    """The server of a recursive estimate; two vectors, because x^{r-1} = x^r + lag g^r."""
+
+    x: Vector
+    g: Vector
+    lag: Vector  # one number: gamma, but 0 in the first round, where x^{-1} = x^0
+
+
+@dataclass(frozen=True)
+class FedAvgMVR(SingleExchange[Recursive, Nothing, Recursive, MeanDirection]):
+    """FedAvg with momentum and variance reduction (Algorithm 3): two gradients of every minibatch."""
+
+    beta: float = hyper_beta()
+    gamma: float | None = hyper_gamma()
+    opening_batches: int = hyper_opening()
+
+    def init_server(self, x: Vector) -> Recursive:
+        return Recursive(x, g=0 * x, lag=0 * x[:1])
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def opening(self) -> tuple[Exchange[Recursive, Nothing, Model, MeanDirection], ...]:
+        return (InitialGradient(self.opening_batches),) if self.opening_batches else ()
+
+    def broadcast(self, server: Recursive) -> Recursive:
+        return server
+
+    def direction(self, down: Recursive, client: Nothing) -> Direction:
+        x_prev = down.x + down.lag * down.g
+        return GRAD + (1 - self.beta) * (down.g - grad_at(x_prev))
+
+    def reply(self, down: Recursive, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
+        return MeanDirection(local.mean_direction), client
+
+    def fold(self, server: Recursive, up: MeanDirection, round: Round) -> Recursive:
+        gamma = server_rate(self.gamma, self.eta, round)
+        return Recursive(x=server.x - gamma * up.direction, g=up.direction, lag=0 * server.lag + gamma)
+
+
+@dataclass(frozen=True)
+class InitialGradient(Exchange[Recursive, Nothing, Model, MeanDirection]):
+    """g^0: the mean over all clients of B minibatch gradients at x^0."""
+
+    cohort = "everyone"
+    batches: int
+
+    def effort(self, base: Effort) -> Effort:
+        return Effort(steps=1, minibatches=self.batches)
+
+    def broadcast(self, server: Recursive) -> Model:
+        return Model(server.x)
+
+    def direction(self, down: Model, client: Nothing) -> Direction:
+        return GRAD
+
+    def reply(self, down: Model, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
+        return MeanDirection(local.mean_direction), client
+
+    def fold(self, server: Recursive, up: MeanDirection, round: Round) -> Recursive:
+        return server._replace(g=up.direction)

@@ -1,0 +1,161 @@
+"""Recursive gradient estimates on the server: MB-STORM and CE-LSGD, Patel et al. 2022.
+
+Both estimate the gradient from the whole cohort, v_r = mean_i u_i + (1-β) v_{r-1} with
+u_i = mean_k [∇F(x^r; ξ_k) - (1-β) ∇F(x^{r-1}; ξ_k)], and v_0 a large batch over all clients.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kedge.algorithm import Algorithm, hyper, hyper_gamma, hyper_opening, server_rate
+from kedge.algorithms.messages import Displacement, MeanDirection, Model
+from kedge.direction import GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction
+from kedge.exchange import Cohort, Effort, Exchange, Local, Nothing, Round
+
+
+class Storm(NamedTuple):
+    """The server: v estimates the gradient at x^r once the round has asked for it."""
+
+    x: Vector
+    x_prev: Vector
+    v: Vector
+
+
+class TwoModels(NamedTuple):
+    """x^r and x^{r-1}."""
+
+    x: Vector
+    x_prev: Vector
+
+
+class ModelAndGradient(NamedTuple):
+    """x^r and v_r."""
+
+    x: Vector
+    v: Vector
+
+
+def hyper_storm_beta() -> Any:
+    """Declare the momentum of a recursive estimate, where 0 is a plain recursion."""
+    return hyper(0.1, help="weight of the new gradient: 1 forgets the old, 0 only recurs", at_least=0, at_most=1)
+
+
+@dataclass(frozen=True)
+class MBStorm(Algorithm[Storm, Nothing]):
+    """Minibatch STORM: all K minibatches of a round go into one gradient, then the server steps."""
+
+    beta: float = hyper_storm_beta()
+    gamma: float | None = hyper_gamma()
+    opening_batches: int = hyper_opening(at_least=1)
+
+    def init_server(self, x: Vector) -> Storm:
+        return Storm(x, x_prev=x, v=0 * x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
+        return (Snapshot(self.opening_batches, then=self.step),)
+
+    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, TwoModels, MeanDirection], ...]:
+        # The opening gave v_0 and took the step of round 0.
+        return (Estimate(self.beta, then=self.step),) if round else ()
+
+    def step(self, server: Storm, round: Round) -> Storm:
+        """x^{r+1} = x^r - gamma v_r."""
+        x = server.x - server_rate(self.gamma, self.eta, round) * server.v
+        return Storm(x, x_prev=server.x, v=server.v)
+
+
+@dataclass(frozen=True)
+class CELSGD(Algorithm[Storm, Nothing]):
+    """CE-LSGD: the estimate of MB-STORM, then K recursive (SARAH) local steps on one client of the cohort."""
+
+    beta: float = hyper_storm_beta()
+    opening_batches: int = hyper_opening(at_least=1)
+    output: str = hyper("one", help="who runs the local steps", choices=("one", "average"))
+
+    def init_server(self, x: Vector) -> Storm:
+        return Storm(x, x_prev=x, v=0 * x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
+        return (Snapshot(self.opening_batches),)
+
+    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
+        local = RecursiveSteps("first" if self.output == "one" else "sampled")
+        return (Estimate(self.beta), local) if round else (local,)
+
+
+def stay(server: Storm, round: Round) -> Storm:
+    """Leave x where it is: another exchange will move it."""
+    return server
+
+
+@dataclass(frozen=True)
+class Snapshot(Exchange[Storm, Nothing, Model, MeanDirection]):
+    """v: the mean over all clients of B minibatch gradients at x^r."""
+
+    cohort = "everyone"
+    batches: int
+    then: Callable[[Storm, Round], Storm] = stay
+
+    def effort(self, base: Effort) -> Effort:
+        return Effort(steps=1, minibatches=self.batches)
+
+    def broadcast(self, server: Storm) -> Model:
+        return Model(server.x)
+
+    def direction(self, down: Model, client: Nothing) -> Direction:
+        return GRAD
+
+    def reply(self, down: Model, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
+        return MeanDirection(local.mean_direction), client
+
+    def fold(self, server: Storm, up: MeanDirection, round: Round) -> Storm:
+        return self.then(server._replace(v=up.direction), round)
+
+
+@dataclass(frozen=True)
+class Estimate(Exchange[Storm, Nothing, TwoModels, MeanDirection]):
+    """v_r = mean_i u_i + (1-β) v_{r-1}: the K minibatches of a round, each at x^r and at x^{r-1}."""
+
+    beta: float
+    then: Callable[[Storm, Round], Storm] = stay
+
+    def effort(self, base: Effort) -> Effort:
+        return Effort(steps=1, minibatches=base.steps)
+
+    def broadcast(self, server: Storm) -> TwoModels:
+        return TwoModels(server.x, server.x_prev)
+
+    def direction(self, down: TwoModels, client: Nothing) -> Direction:
+        return GRAD - (1 - self.beta) * grad_at(down.x_prev)
+
+    def reply(self, down: TwoModels, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
+        return MeanDirection(local.mean_direction), client
+
+    def fold(self, server: Storm, up: MeanDirection, round: Round) -> Storm:
+        return self.then(server._replace(v=up.direction + (1 - self.beta) * server.v), round)
+
+
+@dataclass(frozen=True)
+class RecursiveSteps(Exchange[Storm, Nothing, ModelAndGradient, Displacement]):
+    """SARAH from (x^r, v_r): u_0 = v_r, u_k = u_{k-1} + ∇F(w_k; ξ_k) - ∇F(w_{k-1}; ξ_k), w_{k+1} = w_k - eta u_k."""
+
+    cohort: Cohort
+
+    def broadcast(self, server: Storm) -> ModelAndGradient:
+        return ModelAndGradient(server.x, server.v)
+
+    def direction(self, down: ModelAndGradient, client: Nothing) -> Direction:
+        return last_direction(first=down.v) + GRAD - LAST_GRAD
+
+    def reply(self, down: ModelAndGradient, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
+        return Displacement(local.displacement), client
+
+    def fold(self, server: Storm, up: Displacement, round: Round) -> Storm:
+        return Storm(x=server.x - up.displacement, x_prev=server.x, v=server.v)

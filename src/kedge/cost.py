@@ -1,0 +1,147 @@
+"""What an algorithm costs, found by running its own rules on tensors without data.
+
+Nothing is declared, so nothing can disagree with the code: the messages are broadcast and answered, the local
+steps run with a gradient that only counts, and the sizes are read off what comes out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.algorithm import Algorithm
+from kedge.direction import Vector
+from kedge.exchange import Cohort, Effort, Exchange, NotAccumulatedError, Round
+from kedge.local_steps import local_steps
+
+
+class Size(NamedTuple):
+    """The size of a message or a state."""
+
+    vectors: int  # fields as large as the model
+    numbers: int  # scalars in all, those of the vectors included
+
+    @classmethod
+    def of(cls, fields: Iterable[Any], parameters: int) -> "Size":
+        """Measure a NamedTuple of tensors."""
+        counts = [field.numel() if isinstance(field, Tensor) else 1 for field in fields]
+        return cls(sum(count >= parameters for count in counts), sum(counts))
+
+    def __add__(self, other: Any) -> "Size":
+        return Size(self.vectors + other.vectors, self.numbers + other.numbers)
+
+
+@dataclass(frozen=True)
+class ExchangeCost:
+    """The cost of one exchange for one client that takes part in it."""
+
+    cohort: Cohort
+    down: Size
+    up: Size
+    gradients: int  # minibatch gradients
+    full_passes: int  # gradients of the client's whole data
+    mean_grad: bool  # whether the reply needs the mean of the local gradients
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of an algorithm: per client, exchange by exchange, and its state."""
+
+    opening: tuple[ExchangeCost, ...]
+    round: tuple[ExchangeCost, ...]
+    server: Size
+    client: Size
+
+    def down(self) -> Size:
+        """What a round sends to an ordinary client of the cohort."""
+        return sum((e.down for e in self.round if e.cohort != "first"), Size(0, 0))
+
+    def up(self) -> Size:
+        """What a round takes from an ordinary client of the cohort."""
+        return sum((e.up for e in self.round if e.cohort != "first"), Size(0, 0))
+
+    def gradients(self) -> int:
+        """Minibatch gradients of a round on an ordinary client of the cohort."""
+        return sum(e.gradients for e in self.round if e.cohort != "first")
+
+    def full_passes(self) -> int:
+        """Gradients of the whole local data of a round on an ordinary client of the cohort."""
+        return sum(e.full_passes for e in self.round if e.cohort != "first")
+
+
+def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``down`` that the round has not sent yet, and note them in ``sent``.
+
+    A client keeps the messages of the running round, so a vector that has not been replaced since is not sent twice.
+    Only when everyone is asked there may be clients that have heard nothing yet.
+    """
+    if exchange.cohort == "everyone":
+        sent.clear()
+    new = {name: value for name, value in down._asdict().items() if sent.get(name) is not value}
+    sent.update(new)
+    return new
+
+
+def trace(
+    algorithm: Algorithm[Any, Any],
+    exchange: Exchange[Any, Any, Any, Any],
+    server: Any,
+    client: Any,
+    base: Effort,
+    sent: dict[str, Any],
+) -> tuple[ExchangeCost, Any, Any]:
+    """Run one exchange on tensors without data; return its cost and the states it leaves."""
+    down = exchange.broadcast(server)
+    effort = exchange.effort(base)
+    calls = 0
+
+    def count(x: Vector, k: int, second: bool) -> Vector:
+        nonlocal calls
+        calls += 1
+        return x
+
+    rule, start = exchange.direction(down, client), exchange.start(down, client)
+    mean_grad = False
+    try:
+        local = local_steps(rule, start, algorithm.eta, effort.steps, count, mean_grad)
+        up, new = exchange.reply(down, client, local)
+    except NotAccumulatedError:
+        mean_grad, calls = True, 0
+        local = local_steps(rule, start, algorithm.eta, effort.steps, count, mean_grad)
+        up, new = exchange.reply(down, client, local)
+    parameters = server.x.numel()
+    cost = ExchangeCost(
+        cohort=exchange.cohort,
+        down=Size.of(fresh(exchange, down, sent).values(), parameters),
+        up=Size.of(up, parameters),
+        gradients=0 if effort.minibatches is None else calls * effort.minibatches,
+        full_passes=calls if effort.minibatches is None else 0,
+        mean_grad=mean_grad,
+    )
+    return cost, exchange.fold(server, up, Round(share=1.0, local_steps=base.steps)), new
+
+
+def cost(algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: int = 16, round: int = 1) -> Cost:
+    """Return what the opening and a round of ``algorithm`` cost for a model of ``parameters`` parameters."""
+    x = torch.empty(parameters, device="meta")
+    server, client = algorithm.init_server(x), algorithm.init_client(x)
+    base = Effort(steps=local_steps)
+
+    def run(exchanges: Iterable[Exchange[Any, Any, Any, Any]], server: Any, client: Any) -> tuple[Any, Any, Any]:
+        sent: dict[str, Any] = {}
+        costs = []
+        for exchange in exchanges:
+            one, server, client = trace(algorithm, exchange, server, client, base, sent)
+            costs.append(one)
+        return tuple(costs), server, client
+
+    opening, server, client = run(algorithm.opening(), server, client)
+    costs, server, client = run(algorithm.exchanges(round), server, client)
+    return Cost(
+        opening=opening,
+        round=costs,
+        server=Size.of(server, parameters),
+        client=Size.of(client, parameters),
+    )

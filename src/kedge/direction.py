@@ -1,0 +1,128 @@
+"""The local direction g_i^{r,k} as data.
+
+In every algorithm of kedge the direction of a local step is affine in five things: the gradient of the
+minibatch at the local model, gradients *of the same minibatch* at other points (an old server model, or the
+previous local iterate), the displacement x_i^{r,k} - x^r, the previous direction, and a vector that is
+constant during the round. A `Direction` holds the coefficients; its operators let an algorithm read like the
+paper::
+
+    self.beta * (GRAD - client.c_i + down.c) + (1 - self.beta) * down.g
+
+The constants fold when the expression is evaluated, once per client and round. An engine sees only the
+coefficients and may fuse them as it likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Vector = Tensor
+"""A flat vector: (d,) for one client, (S, d) for a cohort. Every rule is elementwise and serves both."""
+
+
+class Anchor(NamedTuple):
+    """A further point at which the minibatch's gradient is taken, and the coefficient of that gradient."""
+
+    weight: float
+    point: Vector | None  # None: the previous local iterate x_i^{r,k-1}
+    first: Vector | None = None  # x_i^{r,-1} of the previous iterate; None: x_i^{r,0} itself
+
+
+@dataclass(frozen=True)
+class Direction:
+    """An affine form in the quantities of one local step."""
+
+    grad: float = 0.0  # times ∇F(x_i^{r,k}; ξ)
+    anchors: tuple[Anchor, ...] = ()  # times ∇F(point; ξ), the same ξ
+    displacement: float = 0.0  # times x_i^{r,k} - x_i^{r,0}
+    memory: float = 0.0  # times g_i^{r,k-1}
+    first: Vector | None = None  # g_i^{r,-1}
+    constant: Vector | None = None  # None: zero
+
+    def __add__(self, other: Direction | Vector) -> Direction:
+        if isinstance(other, Tensor):
+            return replace(self, constant=_sum(self.constant, other))
+        if self.memory and other.memory:
+            raise ValueError("a direction may hold one previous direction")
+        past = self if self.memory else other
+        return Direction(
+            grad=self.grad + other.grad,
+            anchors=_merged(self.anchors + other.anchors),
+            displacement=self.displacement + other.displacement,
+            memory=past.memory,
+            first=past.first,
+            constant=_sum(self.constant, other.constant),
+        )
+
+    def __mul__(self, scale: float) -> Direction:
+        return Direction(
+            grad=scale * self.grad,
+            anchors=tuple(anchor._replace(weight=scale * anchor.weight) for anchor in self.anchors),
+            displacement=scale * self.displacement,
+            memory=scale * self.memory,
+            first=self.first,
+            constant=None if self.constant is None else scale * self.constant,
+        )
+
+    def __neg__(self) -> Direction:
+        return self * -1.0
+
+    def __sub__(self, other: Direction | Vector) -> Direction:
+        return self + (-other)
+
+    def __rsub__(self, other: Vector) -> Direction:
+        return -self + other
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def clean(self) -> Direction:
+        """Drop what has the coefficient zero, so that nobody evaluates it (beta = 1 costs no second gradient)."""
+        return replace(self, anchors=tuple(anchor for anchor in self.anchors if anchor.weight))
+
+
+def _sum(a: Vector | None, b: Vector | None) -> Vector | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return torch.add(a, b)
+
+
+def _merged(anchors: tuple[Anchor, ...]) -> tuple[Anchor, ...]:
+    merged: list[Anchor] = []
+    for new in anchors:
+        for place, old in enumerate(merged):
+            if old.point is new.point and old.first is new.first:
+                merged[place] = old._replace(weight=old.weight + new.weight)
+                break
+        else:
+            merged.append(new)
+    return tuple(merged)
+
+
+GRAD = Direction(grad=1.0)
+"""∇F(x_i^{r,k}; ξ_i^{r,k}): the gradient at the local model."""
+
+LAST_GRAD = Direction(anchors=(Anchor(1.0, None),))
+"""∇F(x_i^{r,k-1}; ξ_i^{r,k}): the same minibatch at the previous local iterate, x_i^{r,-1} = x_i^{r,0}."""
+
+DISPLACEMENT = Direction(displacement=1.0)
+"""x_i^{r,k} - x_i^{r,0}."""
+
+
+def grad_at(point: Vector) -> Direction:
+    """∇F(point; ξ_i^{r,k}): the same minibatch at a point that is constant during the round."""
+    return Direction(anchors=(Anchor(1.0, point),))
+
+
+def last_grad(first: Vector) -> Direction:
+    """`LAST_GRAD` with x_i^{r,-1} = ``first``."""
+    return Direction(anchors=(Anchor(1.0, None, first),))
+
+
+def last_direction(first: Vector) -> Direction:
+    """g_i^{r,k-1}, the direction of the step before, with g_i^{r,-1} = ``first``."""
+    return Direction(memory=1.0, first=first)

@@ -1,0 +1,16 @@
+"""The one error that a user's mistake raises: a sentence that states the rule and the value."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """A wrong input. Its message is one sentence; the command line prints it and exits with code 2."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """Say that ``name`` is not a known ``kind``, with the nearest known one or the whole list."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+    return UsageError(f"{kind} {name!r} does not exist; {hint}")

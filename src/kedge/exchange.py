@@ -1,0 +1,109 @@
+"""An exchange: server -> cohort -> server, once. A round is a tuple of them.
+
+A gradient query (the full batch for MIME, B minibatches for c_i^0) is an exchange of one step with a large
+batch, so that no engine needs a special feature for it. All methods are pure and elementwise in the vectors:
+the same object serves (d,) vectors on one client and (S, d) cohorts in a simulator. The server sees only the
+field-wise mean of the replies.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from kedge.direction import Direction, Vector
+
+Cohort = Literal["sampled", "everyone", "first"]
+"""Who takes part: the round's sample, all N clients, or the client that was drawn first (uniform in the sample)."""
+
+
+class Effort(NamedTuple):
+    """What a client computes: ``steps`` steps, each on the union of ``minibatches`` minibatches."""
+
+    steps: int
+    minibatches: int | None = 1  # None: the client's whole data
+
+
+class Round(NamedTuple):
+    """What a server knows when it folds a mean reply."""
+
+    share: float  # replies / N
+    local_steps: float  # K; its mean over the clients where they differ
+
+
+class NotAccumulatedError(Exception):
+    """A rule asked for the mean gradient of local steps that did not keep it. `cost.trace` finds out who asks."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """What local steps leave: for one client (d,), for a cohort (S, d)."""
+
+    start: Vector  # x_i^{r,0}
+    x: Vector  # x_i^{r,K}
+    mean_direction: Vector  # (x_i^{r,0} - x_i^{r,K}) / (eta K_i)
+    last_direction: Vector  # g_i^{r,K-1}
+    steps: Tensor  # K_i
+    accumulated: Vector | None  # 1/K_i sum_k of the gradients at x_i^{r,k}, where somebody asked for it
+
+    @property
+    def mean_grad(self) -> Vector:
+        """1/K_i sum_k ∇F(x_i^{r,k}; ξ): the mean of the gradients at the local models."""
+        if self.accumulated is None:
+            raise NotAccumulatedError
+        return self.accumulated
+
+    @property
+    def displacement(self) -> Vector:
+        """x_i^{r,0} - x_i^{r,K}."""
+        return self.start - self.x
+
+
+class Down(Protocol):
+    """Every message to a client carries at least the server's model."""
+
+    @property
+    def x(self) -> Vector:
+        """x^r."""
+        ...
+
+
+class Nothing(NamedTuple):
+    """No state, or an empty reply."""
+
+
+ServerT = TypeVar("ServerT", bound=tuple[Any, ...])
+DownT = TypeVar("DownT", bound=Down)
+ClientT = TypeVar("ClientT", bound=tuple[Any, ...])
+UpT = TypeVar("UpT", bound=tuple[Any, ...])
+
+
+class Exchange(ABC, Generic[ServerT, ClientT, DownT, UpT]):
+    """Four rules, over NamedTuples of vectors: server state, client state, message down, reply."""
+
+    cohort: Cohort = "sampled"
+
+    @abstractmethod
+    def broadcast(self, server: ServerT) -> DownT:
+        """All that a client needs. A field that this round already sent, unchanged, is not sent again."""
+
+    @abstractmethod
+    def direction(self, down: DownT, client: ClientT) -> Direction:
+        """g_i^{r,k}."""
+
+    @abstractmethod
+    def reply(self, down: DownT, client: ClientT, local: Local) -> tuple[UpT, ClientT]:
+        """What goes up, and the client's new state. If the reply is lost, so is the new state."""
+
+    @abstractmethod
+    def fold(self, server: ServerT, up: UpT, round: Round) -> ServerT:
+        """The server's new state from the mean reply."""
+
+    def start(self, down: DownT, client: ClientT) -> Vector:
+        """x_i^{r,0}: the server's model, unless the algorithm says otherwise."""
+        return down.x
+
+    def effort(self, base: Effort) -> Effort:
+        """What a client computes, given a round of plain local training; the same, unless told otherwise."""
+        return base

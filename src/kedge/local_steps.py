@@ -1,0 +1,82 @@
+"""K local steps of any `Direction`: the only place where a client's model moves.
+
+x_i^{r,k+1} = x_i^{r,k} - eta g_i^{r,k},   k = 0..K-1
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kedge.direction import Direction, Vector
+from kedge.exchange import Local
+
+Gradient = Callable[[Vector, int, bool], Vector]
+"""gradient(x, k, second): the gradient at x of the minibatch of step k. The same k is the same minibatch, and the
+same dropout mask. ``second``: not at the local model, so nothing but the gradient may come of it (BatchNorm's
+statistics stay). The result may be a buffer that the next call overwrites."""
+
+
+def local_steps(
+    rule: Direction, start: Vector, eta: float, steps: int | Tensor, gradient: Gradient, mean_grad: bool
+) -> Local:
+    """Run ``steps`` local steps from ``start``.
+
+    ``steps`` is K, or for a cohort of unequal effort an (S, 1) tensor of K_i: a client that has finished stands
+    still while the others go on. ``mean_grad`` asks for the mean of the gradients at the local models.
+    """
+    rule = rule.clean()
+    x = start.clone()
+    direction = torch.zeros_like(x) if rule.first is None else rule.first.expand_as(x).clone()
+    previous = [_expanded(a.first, x) if a.point is None else None for a in rule.anchors]
+    total = torch.zeros_like(x) if mean_grad else None
+    for k in range(int(torch.as_tensor(steps).max())):
+        going = None if isinstance(steps, int) else (k < steps).to(x.dtype)
+        new = direction if going is None else direction.clone()
+        if rule.memory:
+            new.mul_(rule.memory)
+        else:
+            new.zero_()
+        if rule.constant is not None:
+            new.add_(rule.constant)
+        if rule.displacement:
+            new.add_(x - start, alpha=rule.displacement)
+
+        # A previous iterate that is x itself (k = 0) shares its gradient: SARAH starts without an evaluation.
+        at_x = rule.grad + sum(
+            a.weight for a, p in zip(rule.anchors, previous, strict=True) if a.point is None and p is None
+        )
+        if at_x or total is not None:
+            grad = gradient(x, k, False)
+            new.add_(grad, alpha=at_x)
+            if total is not None:
+                total.add_(grad if going is None else going * grad)
+        for place, anchor in enumerate(rule.anchors):
+            if anchor.point is not None:
+                new.add_(gradient(anchor.point, k, True), alpha=anchor.weight)
+                continue
+            point = previous[place]
+            if point is not None:
+                new.add_(gradient(point, k, True), alpha=anchor.weight)
+            previous[place] = x.clone() if point is None else point.copy_(x)
+
+        if going is None:
+            x.add_(new, alpha=-eta)
+        else:
+            direction = torch.where(going > 0, new, direction)
+            x.addcmul_(going.expand_as(x), direction, value=-eta)
+    count = torch.as_tensor(steps, dtype=x.dtype, device=x.device)
+    divisor = count.clamp(min=1)
+    return Local(
+        start=start,
+        x=x,
+        # One step needs no division of a rounded difference: the direction itself is the mean.
+        mean_direction=direction if isinstance(steps, int) and steps == 1 else (start - x) / (eta * divisor),
+        last_direction=direction,
+        steps=count,
+        accumulated=None if total is None else total / divisor,
+    )
+
+
+def _expanded(point: Vector | None, x: Vector) -> Vector | None:
+    return None if point is None else point.expand_as(x).clone()

@@ -1,0 +1,40 @@
+"""The rules that several modules of this package put on their arguments."""
+
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kedge.errors import UsageError
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return ``value`` as an int, or say that it is not a whole number between ``least`` and ``most``."""
+    good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not good or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name} is {value!r}, but must be a whole number {bounds}")
+    return int(value)
+
+
+def whole_seed(value: Any) -> int:
+    """Return ``value`` if both numpy and torch take it as a seed."""
+    return whole("seed", value, 0, 2**63 - 1)
+
+
+def real(name: str, value: Any, *, positive: bool) -> float:
+    """Return ``value`` as a float, or say that it is not finite and positive (or non-negative)."""
+    good = isinstance(value, numbers.Real) and math.isfinite(value)
+    if not good or value < 0 or (positive and value == 0):
+        raise UsageError(f"{name} is {value!r}, but must be finite and {'above' if positive else 'at least'} 0")
+    return float(value)
+
+
+def check_options(owner: str, function: Callable[..., Any], given: Iterable[str]) -> None:
+    """Refuse an option that is not a keyword-only parameter of ``function``."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{owner} has no option {name!r}; its options are: {', '.join(known) or 'none'}")

@@ -1,0 +1,192 @@
+"""A federation: one shared tensor of samples and, for every client, the indices of its own.
+
+The formulation is the one of McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data" (AISTATS 2017): client i holds a finite data set, and the objective is an average of the
+clients' empirical losses.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from kedge.errors import UsageError
+
+Samples = tuple[Any, Any] | Dataset[Any]
+
+
+class Federation:
+    """The clients' samples and an optional common test set.
+
+    ``clients`` holds one pair ``(features, labels)`` of tensors, arrays or lists, or one
+    ``torch.utils.data.Dataset``, per client; ``test`` is of the same kind. Integer labels become int64; every
+    other dtype is kept.
+    """
+
+    features: Tensor
+    labels: Tensor
+    indices: tuple[Tensor, ...]
+    test: tuple[Tensor, Tensor] | None
+
+    def __init__(self, clients: Iterable[Samples], test: Samples | None = None) -> None:
+        if not isinstance(clients, Iterable):
+            raise UsageError(f"clients is of type {type(clients).__name__}, but must be a list of (features, labels)")
+        pairs = [_pair(data, f"client {i}") for i, data in enumerate(clients)]
+        if not pairs:
+            raise UsageError("a federation has 0 clients, but needs at least 1")
+        for i, pair in enumerate(pairs):
+            _check_alike(pair, f"client {i}", pairs[0], "client 0")
+        sizes = torch.tensor([len(labels) for _, labels in pairs])
+        ends = sizes.cumsum(0)
+
+        def holder(row: int) -> str:
+            return f"client {int(torch.searchsorted(ends, row, right=True))}"
+
+        self.features = torch.cat([features for features, _ in pairs])
+        self.labels = torch.cat([labels for _, labels in pairs])
+        _check_values(self.features, self.labels, holder)
+        everyone = torch.arange(len(self.labels), device=self.features.device)
+        self.indices = torch.split(everyone, sizes.tolist())
+        self.test = self._checked_test(test)
+
+    @classmethod
+    def from_indices(cls, features: Any, labels: Any, indices: Iterable[Any], test: Samples | None = None) -> Self:
+        """Share ``features`` and ``labels``, uncopied, between clients that are given by their indices."""
+        self = cls.__new__(cls)
+        self.features, self.labels = _pair((features, labels), "the data set")
+        _check_values(self.features, self.labels, lambda row: f"sample {row}")
+        self.indices = tuple(
+            _index(index, f"client {i}", len(self.labels)).to(self.features.device) for i, index in enumerate(indices)
+        )
+        if not self.indices:
+            raise UsageError("a federation has 0 clients, but needs at least 1")
+        self.test = self._checked_test(test)
+        return self
+
+    def _checked_test(self, test: Samples | None) -> tuple[Tensor, Tensor] | None:
+        if test is None:
+            return None
+        pair = _pair(test, "the test set")
+        _check_alike(pair, "the test set", (self.features, self.labels), "the training data")
+        _check_values(*pair, lambda row: f"test sample {row}")
+        return pair
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of samples of each client."""
+        return tuple(len(index) for index in self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def client(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return a copy of the features and labels of client ``i``."""
+        if not 0 <= i < len(self):
+            raise UsageError(f"client is {i}, but the federation has clients 0 to {len(self) - 1}")
+        return self.features[self.indices[i]], self.labels[self.indices[i]]
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
+        """Return the federation on ``device``, with floating features and labels of ``dtype``."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+        moved = type(self).__new__(type(self))
+        moved.features, moved.labels = move(self.features), move(self.labels)
+        moved.indices = tuple(index.to(device) for index in self.indices)
+        moved.test = None if self.test is None else (move(self.test[0]), move(self.test[1]))
+        return moved
+
+    def __repr__(self) -> str:
+        real = self.labels.is_floating_point()
+        labels = "real targets" if real else f"{len(np.unique(self.labels.cpu().numpy()))} labels"
+        test = "no test set" if self.test is None else f"{len(self.test[1])} test samples"
+        shape = tuple(self.features.shape[1:])
+        return f"Federation({len(self)} clients, {sum(self.sizes)} samples of shape {shape}, {labels}, {test})"
+
+
+def _pair(data: Any, who: str) -> tuple[Tensor, Tensor]:
+    if isinstance(data, Dataset):
+        data = _stacked(data, who)
+    try:
+        features, labels = data
+    except (TypeError, ValueError):
+        kind = type(data).__name__
+        raise UsageError(f"{who} is of type {kind}, but must be a pair (features, labels) or a Dataset") from None
+    features, labels = _tensor(features, f"{who}'s features"), _tensor(labels, f"{who}'s labels")
+    if features.ndim == 0 or labels.ndim == 0:
+        raise UsageError(f"{who} has a single number for features or labels, but must have one row per sample")
+    if len(features) != len(labels):
+        raise UsageError(f"{who} has {len(features)} samples, but {len(labels)} labels")
+    if len(labels) == 0:
+        raise UsageError(f"{who} has no samples")
+    return features, labels if labels.is_floating_point() else labels.to(torch.int64)
+
+
+def _stacked(data: Dataset[Any], who: str) -> tuple[list[Any], list[Any]]:
+    if isinstance(data, IterableDataset):
+        items = list(data)
+    elif hasattr(data, "__len__"):
+        # Iterating a map-style data set relies on an IndexError that many never raise.
+        items = [data[i] for i in range(len(data))]
+    else:
+        raise UsageError(f"{who} is a Dataset without a length, but its samples must be countable")
+    columns: tuple[list[Any], list[Any]] = ([], [])
+    for item in items:
+        if not isinstance(item, Sequence) or len(item) != 2:
+            raise UsageError(f"{who} is a Dataset whose items are not pairs (features, label)")
+        for column, value in zip(columns, item, strict=True):
+            column.append(value if isinstance(value, Tensor) else np.asarray(value))
+    return columns
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        if isinstance(value, list | tuple) and value and all(isinstance(row, Tensor) for row in value):
+            return torch.stack([row.detach() for row in value])
+        array = np.asarray(value)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        # torch can share neither read-only memory nor negative strides.
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"{what} are not an array of numbers with rows of one shape") from None
+
+
+def _index(value: Any, who: str, samples: int) -> Tensor:
+    index = _tensor(value, f"{who}'s indices")
+    if index.numel() == 0:
+        raise UsageError(f"{who} has no samples")
+    if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
+        raise UsageError(f"{who}'s indices must be a flat list of whole numbers")
+    for extreme in (int(index.min()), int(index.max())):
+        if not 0 <= extreme < samples:
+            raise UsageError(f"{who} has the index {extreme}, but the data set has only {samples} samples")
+    return index.to(torch.int64)
+
+
+def _check_alike(pair: tuple[Tensor, Tensor], who: str, reference: tuple[Tensor, Tensor], reference_name: str) -> None:
+    for what, tensor, model in zip(("features", "labels"), pair, reference, strict=True):
+        mine, theirs = (f"{what} of shape {tuple(t.shape[1:])} and {t.dtype} on {t.device}" for t in (tensor, model))
+        if mine != theirs:
+            raise UsageError(f"{who} has {mine}, but {reference_name} has {theirs}")
+
+
+def _check_values(features: Tensor, labels: Tensor, holder: Callable[[int], str]) -> None:
+    for what, tensor in (("features", features), ("labels", labels)):
+        if not tensor.is_floating_point():
+            continue
+        # Block by block: torch.isfinite on the whole needs as much memory again as the samples.
+        for start, block in zip(range(0, len(tensor), 4096), torch.split(tensor, 4096), strict=True):
+            finite = torch.isfinite(block)
+            if not finite.all():
+                row = int(torch.nonzero(~finite)[0, 0])
+                kind = "NaN" if block[row].isnan().any() else "an infinity"
+                raise UsageError(f"{holder(start + row)} has {kind} in its {what}")
+    if not labels.is_floating_point() and int(labels.min()) < 0:
+        row = int(torch.nonzero(labels < 0)[0, 0])
+        raise UsageError(f"{holder(row)} has the label {int(labels.min())}, but labels must be at least 0")

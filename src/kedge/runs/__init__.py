@@ -1,0 +1,1 @@
+"""Runs: their configuration, their directory, and `simulate`."""

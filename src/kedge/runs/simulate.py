@@ -1,0 +1,166 @@
+"""`simulate`: run one algorithm on one federation, evaluate it, and keep what happened."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from kedge.algorithm import Algorithm
+from kedge.errors import UsageError
+from kedge.problem import Federation
+from kedge.runs.directory import RunDirectory, environment
+from kedge.simulator import Settings, Simulation
+from kedge.simulator.engine import Loss
+from kedge.simulator.evaluate import evaluate, evaluate_clients
+from kedge.simulator.simulation import Weights
+
+Row = dict[str, float]
+Watch = Callable[[int, Row | None], None]
+"""Called after every round with its number and, where it was evaluated, its metrics."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves."""
+
+    model: nn.Module
+    """The final model: an independent copy of yours with the trained parameters."""
+    history: list[Row]
+    """A row per evaluated round; `round` counts finished rounds, bytes, gradients and seconds are totals."""
+    cohorts: list[list[int]]
+    """The clients of every round, in the order in which they were drawn."""
+    server: dict[str, Tensor]
+    """The server's vectors by name: `x`, and whatever else the algorithm keeps."""
+    simulation: Simulation
+
+    def client(self, number: int) -> dict[str, Tensor]:
+        """Return a client's own vectors by name."""
+        if not 0 <= number < len(self.simulation.federation):
+            raise UsageError(f"client {number} does not exist; there are {len(self.simulation.federation)}")
+        return dict(self.simulation.clients[number]._asdict())
+
+
+class DivergedError(RuntimeError):
+    """A run whose loss or model is no longer finite; `result` holds all that was recorded before."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def simulate(
+    model: nn.Module,
+    federation: Federation,
+    algorithm: Algorithm[Any, Any],
+    rounds: int = 100,
+    cohort: int | None = 10,
+    local_steps: int = 16,
+    batch_size: int | None = 32,
+    loss: Loss | None = None,
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    eval_every: int = 1,
+    device: str = "cpu",
+    out: str | os.PathLike[str] | RunDirectory | None = None,
+    *,
+    local_epochs: float | None = None,
+    weights: Weights = "uniform",
+    lost_replies: float = 0.0,
+    eval_clients: bool = False,
+    watch: Watch | None = None,
+) -> Result:
+    """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
+
+    Args:
+        model: any module; its parameters are x^0 and its dtype is the dtype of the run.
+        federation: the clients' data and the test set.
+        algorithm: for example ``kedge.ScaffoldM(eta=0.1)``.
+        rounds: R.
+        cohort: S, the clients of a round, drawn uniformly without replacement; None is all of them.
+        local_steps: K, the local steps of a client in a round.
+        batch_size: samples of a minibatch; None is the client's whole data, so that gradients are exact.
+        loss: ``loss(output, y)``, a mean over the samples; cross-entropy if None.
+        weight_decay: λ; λx is added to the gradient wherever one is taken.
+        seed: of cohorts, minibatches, dropout masks and lost replies.
+        eval_every: evaluate every so many rounds, and after the last one.
+        device: where to compute.
+        out: a new directory for metrics, model and summary.
+        local_epochs: instead of local_steps, passes over the client's own data: K_i then differ.
+        weights: of the clients in the objective, "uniform" or by "size" of their data.
+        lost_replies: the probability that a sampled client's reply is lost.
+        eval_clients: evaluate on every client's own data too (mean and worst decile).
+        watch: called after every round.
+    """
+    if rounds < 1:
+        raise UsageError(f"rounds is {rounds}, but must be at least 1")
+    if eval_every < 1:
+        raise UsageError(f"eval_every is {eval_every}, but must be at least 1")
+    settings = Settings(
+        cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
+        weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
+    )  # fmt: skip
+    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device)
+    directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out)
+    summary = {"algorithm": repr(algorithm), "engine": run.engine.name, "versions": environment()}
+    history: list[Row] = []
+    began = time.perf_counter()
+
+    def result() -> Result:
+        final = run.engine.flat.exported(run.server.x, run.buffers)
+        return Result(final, history, run.cohorts, dict(run.server._asdict()), run)
+
+    # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
+    with torch.random.fork_rng(devices=[], enabled=run.engine.random):
+        for done in range(1, rounds + 1):
+            run.advance()
+            row = None
+            if done % eval_every == 0 or done == rounds:
+                row = _measure(run, eval_clients) | {"seconds": time.perf_counter() - began}
+            if not _finite(run, row):
+                if directory is not None:
+                    directory.write_summary({**summary, "diverged_in_round": done})
+                raise DivergedError(_why(run), result())
+            if row is not None:
+                history.append(row)
+                if directory is not None:
+                    directory.append_metrics(row)
+            if watch is not None:
+                watch(done, row)
+    final = result()
+    if directory is not None:
+        directory.write_model(final.model.state_dict())
+        directory.write_summary({**summary, **history[-1]})
+    return final
+
+
+def _measure(run: Simulation, eval_clients: bool) -> Row:
+    module = run.engine.flat.module
+    run.engine.flat.bind(run.server.x)
+    run.engine.flat.buffers.copy_(run.buffers)
+    row: Row = {"round": run.round}
+    if run.federation.test is not None:
+        row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *run.federation.test).items()}
+    if eval_clients:
+        row |= evaluate_clients(module, run.loss, run.federation)
+    counters = run.counters
+    return row | {
+        "bytes_down": counters.bytes_down, "bytes_up": counters.bytes_up, "gradients": counters.gradients,
+    }  # fmt: skip
+
+
+def _finite(run: Simulation, row: Row | None) -> bool:
+    values = torch.tensor([run.server.x.sum(), (row or {}).get("test_loss", 0.0)])
+    return bool(torch.isfinite(values).all())
+
+
+def _why(run: Simulation) -> str:
+    name = type(run.algorithm).__name__
+    return (
+        f"{name} diverged: the loss is not finite in round {run.round}; "
+        f"the likely cause is a learning rate that is too large (eta is {run.algorithm.eta:g})"
+    )

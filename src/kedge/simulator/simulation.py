@@ -1,0 +1,230 @@
+"""The round loop: one federation in one process, a correct answer first.
+
+A round is a tuple of exchanges. Replies are summed in the order of the clients' numbers, so that the result depends on
+who took part and on nothing else.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from kedge.algorithm import Algorithm
+from kedge.cost import fresh, trace
+from kedge.errors import UsageError
+from kedge.exchange import Effort, Exchange, Round
+from kedge.problem import Federation
+from kedge.problem.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
+from kedge.simulator.engine import Loss, ModuleEngine
+from kedge.simulator.store import ClientStore
+
+Weights = Literal["uniform", "size"]
+AnyExchange = Exchange[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation is run, whatever the algorithm."""
+
+    cohort: int | None = 10  # S; None: everyone
+    local_steps: int = 16  # K
+    local_epochs: float | None = None  # instead of K: passes over the client's own data, so K_i differ
+    batch_size: int | None = 32  # None: the whole local data
+    weight_decay: float = 0.0
+    weights: Weights = "uniform"  # of the clients in the objective; "size": by their number of samples
+    lost_replies: float = 0.0  # the probability that a sampled client's reply never arrives
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = {
+            "cohort": (self.cohort is None or self.cohort >= 1, "at least 1"),
+            "local_steps": (self.local_steps >= 1, "at least 1"),
+            "local_epochs": (self.local_epochs is None or self.local_epochs > 0, "above 0"),
+            "batch_size": (self.batch_size is None or self.batch_size >= 1, "at least 1"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0 and finite"),
+            "weights": (self.weights in ("uniform", "size"), "uniform or size"),
+            "lost_replies": (0 <= self.lost_replies < 1, "at least 0 and below 1"),
+            "seed": (0 <= self.seed < 2**63, "at least 0 and below 2^63"),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise UsageError(f"{name} is {getattr(self, name)}, but must be {rule}")
+
+
+@dataclass
+class Counters:
+    """What a run has spent so far."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    gradients: float = 0.0  # minibatch gradients; a pass over n samples counts n / batch_size
+
+
+@dataclass
+class Simulation:
+    """A run at one moment; `advance` plays the next round."""
+
+    model: nn.Module
+    federation: Federation
+    algorithm: Algorithm[Any, Any]
+    settings: Settings
+    loss: Loss = cross_entropy
+    device: str = "cpu"
+    round: int = 0
+    counters: Counters = field(default_factory=Counters)
+    cohorts: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        dtype = next(self.model.parameters(), torch.zeros(0)).dtype
+        device = torch.device(self.device)
+        self.federation = self.federation.to(dtype, device)
+        self._sizes = self.federation.sizes
+        self._check()
+        self.engine = ModuleEngine(self.model, self.federation, self.loss, self.settings.weight_decay, device)
+        x = self.engine.flat.initial
+        self.server = self.algorithm.init_server(x)
+        self.clients = ClientStore(lambda: self.algorithm.init_client(x))
+        self.buffers = self.engine.flat.buffers.clone()
+        self._steps = self._all_local_steps()
+        self._mean_steps = sum(self._steps) / len(self._steps)
+        self._mean_grad: dict[AnyExchange, bool] = {}
+
+    def _check(self) -> None:
+        clients, settings = len(self.federation), self.settings
+        if settings.cohort is not None and settings.cohort > clients:
+            raise UsageError(f"cohort is {settings.cohort}, but the federation has {clients} clients")
+        if self.algorithm.full_participation and (settings.cohort or clients) < clients:
+            raise UsageError(
+                f"{type(self.algorithm).__name__} is defined for full participation only, "
+                f"but cohort is {settings.cohort} of {clients} clients"
+            )
+        smallest = min(range(clients), key=lambda i: self._sizes[i])
+        if settings.batch_size is not None and settings.batch_size > self._sizes[smallest]:
+            raise UsageError(
+                f"batch_size is {settings.batch_size}, but client {smallest} has only {self._sizes[smallest]} samples"
+            )
+
+    def _all_local_steps(self) -> list[int]:
+        settings = self.settings
+        if settings.local_epochs is None:
+            return [settings.local_steps] * len(self.federation)
+        return [max(1, math.ceil(settings.local_epochs * size / (settings.batch_size or size))) for size in self._sizes]
+
+    def advance(self) -> None:
+        """Play the next round (before the first one, the opening)."""
+        everyone = len(self.federation)
+        if self.round == 0:
+            self._play(self.algorithm.opening(), -1, list(range(everyone)))
+        cohort = sample_cohort(self.settings.seed, self.round, everyone, self.settings.cohort or everyone)
+        self.cohorts.append(cohort)
+        self._play(self.algorithm.exchanges(self.round), self.round, cohort)
+        self.round += 1
+
+    def _play(self, exchanges: Sequence[AnyExchange], round: int, sampled: list[int]) -> None:
+        sent: dict[str, Any] = {}
+        for number, exchange in enumerate(exchanges):
+            asked = list(range(len(self.federation))) if exchange.cohort == "everyone" else sampled
+            heard = [client for client in asked if not self._is_lost(round, client)]
+            if exchange.cohort == "first":
+                asked = heard = heard[:1]
+            message = fresh(exchange, exchange.broadcast(self.server), sent)
+            self.counters.bytes_down += len(asked) * _nbytes([*message.values(), self.buffers])
+            if heard:
+                self._exchange(exchange, round, number, sorted(heard))
+
+    def _is_lost(self, round: int, client: int) -> bool:
+        probability = self.settings.lost_replies
+        return probability > 0 and keyed(self.settings.seed, LOSS, round, client=client).random() < probability
+
+    def _exchange(self, exchange: AnyExchange, round: int, number: int, cohort: list[int]) -> None:
+        down = exchange.broadcast(self.server)
+        efforts = [exchange.effort(Effort(self._steps[client])) for client in cohort]
+        batches = self._batches(round, number, cohort, efforts)
+        mean_grad = self._needs_mean_grad(exchange)
+        mean, buffers = Mean(), Mean()
+        for client, effort, rows in zip(cohort, efforts, batches, strict=True):
+            own = self.clients[client]
+            local, own_buffers, calls = self.engine.run(
+                rule=exchange.direction(down, own),
+                start=exchange.start(down, own),
+                buffers=self.buffers,
+                eta=self.algorithm.eta,
+                client=client,
+                batches=rows,
+                seeds=keyed(self.settings.seed, NOISE, round, number, client).integers(2**63, size=effort.steps),
+                mean_grad=mean_grad,
+            )
+            up, self.clients[client] = exchange.reply(down, own, local)
+            mean.add(up, self._weight(exchange, client))
+            buffers.add((own_buffers,), 1.0)
+            self.counters.bytes_up += _nbytes([*up, own_buffers])
+            self.counters.gradients += calls * self._minibatches(effort, client)
+        (self.buffers,) = buffers.value()
+        share = len(cohort) / len(self.federation)
+        self.server = exchange.fold(self.server, type(up)(*mean.value()), Round(share, self._mean_steps))
+
+    def _batches(
+        self, round: int, number: int, cohort: list[int], efforts: list[Effort]
+    ) -> list[NDArray[np.int64]] | list[None]:
+        """Draw the samples of every step; None stands for a client's whole data."""
+        size = self.settings.batch_size
+        if size is None or efforts[0].minibatches is None:
+            return [None] * len(cohort)
+        drawn = draw_minibatches(
+            self.settings.seed, round, number, cohort,
+            samples=[self._sizes[client] for client in cohort],
+            counts=[effort.steps * (effort.minibatches or 1) for effort in efforts],
+            batch_size=size,
+        )  # fmt: skip
+        return [rows.reshape(effort.steps, -1) for rows, effort in zip(drawn, efforts, strict=True)]
+
+    def _needs_mean_grad(self, exchange: AnyExchange) -> bool:
+        if exchange not in self._mean_grad:
+            server, client = (type(t)(*(v.to("meta") for v in t)) for t in (self.server, self.clients[0]))
+            cost, _, _ = trace(self.algorithm, exchange, server, client, Effort(steps=1), {})
+            self._mean_grad[exchange] = cost.mean_grad
+        return self._mean_grad[exchange]
+
+    def _weight(self, exchange: AnyExchange, client: int) -> float:
+        """N p_i: its mean over the clients is 1, so a plain mean over a random cohort is unbiased."""
+        if self.settings.weights == "uniform" or exchange.cohort == "first":
+            return 1.0
+        return len(self._sizes) * self._sizes[client] / sum(self._sizes)
+
+    def _minibatches(self, effort: Effort, client: int) -> float:
+        """How many minibatches one gradient of this effort stands for."""
+        if effort.minibatches is not None:
+            return effort.minibatches
+        size = self._sizes[client]
+        return size / (self.settings.batch_size or size)
+
+
+class Mean:
+    """A running mean of tuples of tensors."""
+
+    def __init__(self) -> None:
+        self._total: list[Tensor] = []
+        self._count = 0
+
+    def add(self, values: tuple[Tensor, ...], weight: float) -> None:
+        """Add a weighted reply."""
+        if self._count == 0:
+            self._total = [weight * value for value in values]
+        else:
+            for total, value in zip(self._total, values, strict=True):
+                total.add_(value, alpha=weight)
+        self._count += 1
+
+    def value(self) -> list[Tensor]:
+        """Return the sum over the number of replies (not over the weights)."""
+        return [total / self._count for total in self._total]
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,882 @@
+"""The literal loops agree with each other wherever the mathematics says that they must.
+
+Noisy, heterogeneous quadratics: F_i(x; xi) has the gradient (A_i + M_xi) x - b_i + n_xi. The noise depends on the
+point as well, so that two evaluations of one minibatch differ by more than the exact gradients do.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import literal
+from literal import Trace, Vector
+
+N, D, K, ROUNDS = 6, 5, 4, 5
+ETA = 0.07
+TOLERANCE = 1e-12
+
+Runner = Callable[..., Trace]
+
+
+class Quadratics:
+    """Heterogeneous quadratics with keyed noise; `exchanges=False` gives all exchanges the same minibatches."""
+
+    def __init__(
+        self, *, clients: int = N, noise: float = 0.5, shared_hessian: bool = False, exchanges: bool = True
+    ) -> None:
+        rng = np.random.default_rng(7)
+        self.clients = clients
+        self.noise = noise
+        self.exchanges = exchanges
+        self.A: list[Vector] = []
+        for _ in range(clients):
+            basis, _ = np.linalg.qr(rng.normal(size=(D, D)))
+            self.A.append(basis @ np.diag(rng.uniform(0.2, 1.0, size=D)) @ basis.T)
+        if shared_hessian:
+            self.A = [self.A[0]] * clients
+        self.b: list[Vector] = [A @ (3 * rng.normal(size=D)) for A in self.A]
+        self.cache: dict[tuple[int, int, int, int], tuple[Vector, Vector]] = {}
+
+    def noise_of(self, i: int, r: int, e: int, j: int) -> tuple[Vector, Vector]:
+        name = (i, r, e if self.exchanges else 0, j)
+        if name not in self.cache:
+            low = (name[0] << 32) | (name[1] + 1)
+            high = (name[2] << 32) | name[3]
+            rng = np.random.Generator(np.random.Philox(key=np.array([low, high], dtype=np.uint64)))
+            self.cache[name] = 0.2 * rng.normal(size=(D, D)), rng.normal(size=D)
+        return self.cache[name]
+
+    def grad(self, i: int, x: Vector, r: int, e: int, j: int) -> Vector:
+        exact = self.full(i, x)
+        if self.noise == 0:
+            return exact
+        matrix, vector = self.noise_of(i, r, e, j)
+        return exact + self.noise * (matrix @ x + vector)
+
+    def full(self, i: int, x: Vector) -> Vector:
+        gradient: Vector = self.A[i] @ x - self.b[i]
+        return gradient
+
+    def mean_gradient(self, x: Vector) -> Vector:
+        return literal.mean([self.full(i, x) for i in range(self.clients)])
+
+    def optimum(self) -> Vector:
+        return np.asarray(np.linalg.solve(sum(self.A), sum(self.b)), dtype=np.float64)
+
+    def fedavg_limit(self, eta: float, steps: int | Sequence[int]) -> Vector:
+        """The point where the mean over clients of sum_k (I - eta A_i)^k (A_i x - b_i) is zero."""
+        left, right = np.zeros((D, D)), np.zeros(D)
+        for i, (A, b) in enumerate(zip(self.A, self.b, strict=True)):
+            count = steps if isinstance(steps, int) else steps[i]
+            P = sum(np.linalg.matrix_power(np.eye(D) - eta * A, k) for k in range(count))
+            left, right = left + P @ A, right + P @ b
+        return np.asarray(np.linalg.solve(left, right), dtype=np.float64)
+
+
+class Changed:
+    """An oracle whose minibatch gradients are those of `change(oracle, i, x, r, e, j)`."""
+
+    def __init__(self, oracle: Quadratics, change: Callable[..., Vector]) -> None:
+        self.oracle, self.change, self.clients = oracle, change, oracle.clients
+
+    def grad(self, i: int, x: Vector, r: int, e: int, j: int) -> Vector:
+        return self.change(self.oracle, i, x, r, e, j)
+
+    def full(self, i: int, x: Vector) -> Vector:
+        return self.oracle.full(i, x)
+
+
+X0 = np.random.default_rng(3).normal(size=D)
+
+
+def draw(size: int, *, rounds: int = ROUNDS, clients: int = N, seed: int = 11) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [[int(i) for i in rng.permutation(clients)[:size]] for _ in range(rounds)]
+
+
+EVERYBODY = draw(N)
+SAMPLED = draw(3)
+PARTICIPATION = pytest.mark.parametrize("cohorts", [EVERYBODY, SAMPLED], ids=["all", "sampled"])
+GAMMA = pytest.mark.parametrize("gamma", [None, 0.4], ids=["averaging", "gamma"])
+NOISY = Quadratics()
+EXACT = Quadratics(noise=0.0)
+ONE_STREAM = Quadratics(exchanges=False)
+
+
+def gap(a: Any, b: Any) -> float:
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape
+    return float(np.abs(a - b).max() / max(np.abs(a).max(), np.abs(b).max(), 1e-300))
+
+
+def equal(a: Any, b: Any) -> bool:
+    return gap(a, b) <= TOLERANCE
+
+
+def rows(state: dict[int, Vector]) -> Vector:
+    return np.array([state[i] for i in sorted(state)])
+
+
+def same(a: Trace, b: Trace, *server: str) -> bool:
+    """Equal server models in every round, equal named server vectors at the end."""
+    assert len(a.xs) == len(b.xs)
+    return all(equal(p, q) for p, q in zip(a.xs, b.xs, strict=True)) and all(
+        equal(a.server[name], b.server[name]) for name in server
+    )
+
+
+def prefixes(run: Callable[[list[list[int]]], Trace], cohorts: list[list[int]]) -> list[Trace]:
+    """The traces after 0, 1, ..., R rounds."""
+    return [run(cohorts[:r]) for r in range(len(cohorts) + 1)]
+
+
+# Every algorithm at generic hyper-parameters: `run(oracle, x0, cohorts, K)`.
+GENERIC: dict[str, Runner] = {
+    "fedavg": partial(literal.fedavg, eta=ETA),
+    "fedavg_m": partial(literal.fedavg_m, eta=ETA, beta=0.3),
+    "fedavg_m_hat": partial(literal.fedavg_m_hat, eta_hat=ETA, beta=0.3),
+    "fedavg_m_vr": partial(literal.fedavg_m_vr, eta=ETA, beta=0.3, B=2),
+    "scaffold": partial(literal.scaffold, eta=ETA, B=2),
+    "scaffold_i": partial(literal.scaffold, eta=ETA, B=2, option="I"),
+    "scaffold_m": partial(literal.scaffold_m, eta=ETA, beta=0.3, B=2),
+    "scaffold_m_hat": partial(literal.scaffold_m_hat, eta_hat=ETA, beta=0.3, B=2),
+    "scaffold_m_vr": partial(literal.scaffold_m_vr, eta=ETA, beta=0.3, B=2),
+    "mb_storm": partial(literal.mb_storm, eta=ETA, beta=0.3, B=2),
+    "ce_lsgd": partial(literal.ce_lsgd, eta=ETA, beta=0.3, B=2),
+    "ce_lsgd_average": partial(literal.ce_lsgd, eta=ETA, beta=0.3, B=2, output="average"),
+    "bvr_l_sgd": partial(literal.bvr_l_sgd, eta=ETA, stage_rounds=3, B=2),
+    "stem": partial(literal.stem, eta=ETA, beta=0.3, B=2),
+    "stem_average": partial(literal.stem, eta=ETA, beta=0.3, B=2, reference="average"),
+    "mimelite": partial(literal.mimelite, eta=ETA, beta=0.3),
+    "mime": partial(literal.mime, eta=ETA, beta=0.3),
+    "mimelite_mvr": partial(literal.mimelite_mvr, eta=ETA, beta=0.3),
+    "mimelite_mvr_current": partial(literal.mimelite_mvr, eta=ETA, beta=0.3, reference="current"),
+    "mime_mvr": partial(literal.mime_mvr, eta=ETA, beta=0.3),
+    "mime_mvr_current": partial(literal.mime_mvr, eta=ETA, beta=0.3, reference="current"),
+    "fedprox": partial(literal.fedprox, eta=ETA, mu=0.5),
+    "feddyn": partial(literal.feddyn, eta=ETA, alpha=0.8),
+    "fedpd_skipping": partial(literal.fedpd, eta=ETA, alpha=0.8, communicate=[r % 2 == 1 for r in range(1000)]),
+    "vrl_sgd": partial(literal.vrl_sgd, eta=ETA),
+    "led_half": partial(literal.led, eta=ETA, b=0.5 / K),
+    "slowmo": partial(literal.slowmo, eta=ETA, alpha=0.9, beta=0.4),
+    "fedadagrad": partial(literal.fedadagrad, eta=ETA, server_lr=0.1, tau=0.01),
+    "fedadam": partial(literal.fedadam, eta=ETA, server_lr=0.1, beta1=0.9, beta2=0.9, tau=0.01),
+    "fedyogi": partial(literal.fedyogi, eta=ETA, server_lr=0.1, beta1=0.9, beta2=0.9, tau=0.01),
+}
+FULL_ONLY = {"bvr_l_sgd", "stem", "stem_average", "fedpd_skipping", "vrl_sgd", "led_half"}
+
+
+# --------------------------------------------------------------------------------------------------
+# The comparison itself can fail
+# --------------------------------------------------------------------------------------------------
+
+
+def test_algorithms_differ_from_each_other_at_generic_settings() -> None:
+    finals = {name: run(NOISY, X0, EVERYBODY, K).x for name, run in GENERIC.items()}
+    close = [(a, b) for a, b in combinations(finals, 2) if gap(finals[a], finals[b]) < 1e-6]
+    assert close == []
+
+
+@pytest.mark.parametrize("name", sorted(GENERIC))
+def test_a_run_leaves_its_start_alone_and_lists_all_server_models(name: str) -> None:
+    x0 = X0.copy()
+    trace = GENERIC[name](NOISY, x0, EVERYBODY, K)
+    assert np.array_equal(x0, X0)
+    assert np.array_equal(trace.xs[0], X0)
+    assert len(trace.xs) == ROUNDS + 1
+    assert np.array_equal(trace.xs[-1], trace.x)
+    assert np.array_equal(trace.server["x"], trace.x)
+    assert trace.x.dtype == np.float64
+
+
+@pytest.mark.parametrize("name", sorted(GENERIC))
+def test_a_shorter_run_is_the_beginning_of_a_longer_one(name: str) -> None:
+    cohorts = EVERYBODY if name in FULL_ONLY else SAMPLED
+    longer = GENERIC[name](NOISY, X0, cohorts, K)
+    shorter = GENERIC[name](NOISY, X0, cohorts[:3], K)
+    assert all(np.array_equal(a, b) for a, b in zip(shorter.xs, longer.xs[:4], strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(set(GENERIC) - FULL_ONLY))
+def test_absent_clients_keep_their_state(name: str) -> None:
+    before = GENERIC[name](NOISY, X0, SAMPLED[:2], K)
+    after = GENERIC[name](NOISY, X0, SAMPLED[:3], K)
+    for key, state in after.clients.items():
+        for i in range(N):
+            assert np.array_equal(state[i], before.clients[key][i]) == (i not in SAMPLED[2])
+
+
+@pytest.mark.parametrize("name", sorted(FULL_ONLY))
+def test_sampling_is_refused_where_it_is_not_defined(name: str) -> None:
+    with pytest.raises(ValueError, match="full participation only"):
+        GENERIC[name](NOISY, X0, SAMPLED, K)
+
+
+# --------------------------------------------------------------------------------------------------
+# beta = 1
+# --------------------------------------------------------------------------------------------------
+
+
+@PARTICIPATION
+@GAMMA
+def test_without_momentum_fedavg_m_and_fedavg_m_vr_are_fedavg(cohorts: Any, gamma: float | None) -> None:
+    base = literal.fedavg(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma)
+    assert same(base, literal.fedavg_m(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, beta=1.0), "g")
+    for B in (0, 3):
+        vr = literal.fedavg_m_vr(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, beta=1.0, B=B)
+        assert same(base, vr, "g")
+
+
+@PARTICIPATION
+def test_without_momentum_mimelite_and_mimelite_mvr_are_fedavg(cohorts: Any) -> None:
+    base = literal.fedavg(ONE_STREAM, X0, cohorts, K, eta=ETA)
+    assert same(base, literal.mimelite(ONE_STREAM, X0, cohorts, K, eta=ETA, beta=1.0))
+    for reference in ("prev", "current"):
+        mvr = literal.mimelite_mvr(ONE_STREAM, X0, cohorts, K, eta=ETA, beta=1.0, reference=reference)
+        assert same(base, mvr)
+
+
+@PARTICIPATION
+@GAMMA
+def test_without_momentum_scaffold_m_and_scaffold_m_vr_are_scaffold(cohorts: Any, gamma: float | None) -> None:
+    for B in (0, 3):
+        base = literal.scaffold(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, B=B)
+        for run in (literal.scaffold_m, literal.scaffold_m_vr):
+            other = run(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, beta=1.0, B=B)
+            assert same(base, other, "g", "c")
+            assert equal(rows(base.clients["c_i"]), rows(other.clients["c_i"]))
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("reference", ["prev", "current"])
+def test_without_momentum_mime_mvr_is_mime(cohorts: Any, reference: str) -> None:
+    base = literal.mime(NOISY, X0, cohorts, K, eta=ETA, beta=1.0)
+    other = literal.mime_mvr(NOISY, X0, cohorts, K, eta=ETA, beta=1.0, reference=reference)
+    assert same(base, other, "m")
+
+
+@PARTICIPATION
+def test_without_momentum_mb_storm_is_minibatch_sgd(cohorts: Any) -> None:
+    trace = literal.mb_storm(NOISY, X0, cohorts, K, eta=ETA, gamma=0.4, beta=1.0, B=2)
+    for r in range(1, ROUNDS):
+        x = trace.xs[r]
+        gradient = literal.mean([NOISY.grad(i, x, r, 0, j) for i in cohorts[r] for j in range(K)])
+        assert equal(trace.xs[r + 1], x - 0.4 * gradient)
+
+
+# --------------------------------------------------------------------------------------------------
+# Reductions to FedAvg and SGD
+# --------------------------------------------------------------------------------------------------
+
+
+@PARTICIPATION
+def test_one_local_step_of_fedavg_is_minibatch_sgd(cohorts: Any) -> None:
+    trace = literal.fedavg(NOISY, X0, cohorts, 1, eta=ETA, gamma=0.4)
+    for r, cohort in enumerate(cohorts):
+        gradient = literal.mean([NOISY.grad(i, trace.xs[r], r, 0, 0) for i in cohort])
+        assert equal(trace.xs[r + 1], trace.xs[r] - 0.4 * gradient)
+
+
+def test_fedavg_with_one_client_is_sgd() -> None:
+    alone = Quadratics(clients=1)
+    x = X0
+    for r in range(ROUNDS):
+        for k in range(K):
+            x = x - ETA * alone.grad(0, x, r, 0, k)
+    assert equal(literal.fedavg(alone, X0, [[0]] * ROUNDS, K, eta=ETA).x, x)
+
+
+@PARTICIPATION
+@GAMMA
+def test_fedprox_without_the_proximal_term_is_fedavg(cohorts: Any, gamma: float | None) -> None:
+    base = literal.fedavg(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma)
+    assert same(base, literal.fedprox(NOISY, X0, cohorts, K, eta=ETA, mu=0.0, gamma=gamma), "g")
+
+
+@PARTICIPATION
+def test_fednova_with_equal_steps_is_fedavg(cohorts: Any) -> None:
+    base = literal.fedavg(NOISY, X0, cohorts, K, eta=ETA)
+    assert same(base, literal.fednova(NOISY, X0, cohorts, K, eta=ETA))
+    assert same(base, literal.fednova(NOISY, X0, cohorts, [K] * N, eta=ETA))
+    assert same(base, literal.fedavg(NOISY, X0, cohorts, [K] * N, eta=ETA))
+
+
+@PARTICIPATION
+def test_fedavg_with_unequal_steps_averages_the_local_models(cohorts: Any) -> None:
+    steps = [1, 5, 2, 7, 3, 4]
+    trace = literal.fedavg(NOISY, X0, cohorts, steps, eta=ETA)
+    ends = []
+    for i in cohorts[0]:
+        y = X0
+        for k in range(steps[i]):
+            y = y - ETA * NOISY.grad(i, y, 0, 0, k)
+        ends.append(y)
+    assert equal(trace.xs[1], literal.mean(ends))
+    assert not equal(trace.x, literal.fednova(NOISY, X0, cohorts, steps, eta=ETA).x)
+
+
+@PARTICIPATION
+def test_slowmo_and_server_momentum_are_one_algorithm_and_fedavg_at_one_zero(cohorts: Any) -> None:
+    base = literal.fedavg(NOISY, X0, cohorts, K, eta=ETA)
+    assert same(base, literal.slowmo(NOISY, X0, cohorts, K, eta=ETA, alpha=1.0, beta=0.0))
+    assert same(base, literal.server_momentum(NOISY, X0, cohorts, K, eta=ETA, server_lr=1.0, beta1=0.0))
+    slow = literal.slowmo(NOISY, X0, cohorts, K, eta=ETA, alpha=0.8, beta=0.6)
+    server = literal.server_momentum(NOISY, X0, cohorts, K, eta=ETA, server_lr=0.8, beta1=0.6)
+    assert same(slow, server)
+    assert equal(slow.server["u"], -server.server["m"] / ETA)
+
+
+@PARTICIPATION
+def test_fedadam_approaches_fedavg_as_its_damping_grows(cohorts: Any) -> None:
+    base = literal.fedavg(NOISY, X0, cohorts, K, eta=ETA)
+    gaps = []
+    for tau in (1e4, 1e5):
+        adam = literal.fedadam(NOISY, X0, cohorts, K, eta=ETA, server_lr=tau, beta1=0.0, beta2=0.0, tau=tau)
+        gaps.append(gap(base.x, adam.x))
+    assert gaps[0] < 1e-3
+    assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.01)
+
+
+# --------------------------------------------------------------------------------------------------
+# SCAFFOLD and its relatives
+# --------------------------------------------------------------------------------------------------
+
+
+@PARTICIPATION
+@GAMMA
+def test_option_two_of_scaffold_is_the_paper_form(cohorts: Any, gamma: float | None) -> None:
+    for B in (0, 3):
+        paper = literal.scaffold(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, B=B)
+        two = literal.scaffold(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, B=B, option="II")
+        assert same(paper, two, "g", "c")
+        assert equal(rows(paper.clients["c_i"]), rows(two.clients["c_i"]))
+
+
+@PARTICIPATION
+@GAMMA
+def test_unmixed_option_two_of_scaffold_m_is_the_paper_form(cohorts: Any, gamma: float | None) -> None:
+    for B in (0, 3):
+        paper = literal.scaffold_m(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, beta=0.3, B=B)
+        two = literal.scaffold_m(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, beta=0.3, B=B, option="II")
+        assert same(paper, two, "g", "c")
+        assert equal(rows(paper.clients["c_i"]), rows(two.clients["c_i"]))
+
+
+@PARTICIPATION
+def test_option_one_of_scaffold_stores_full_gradients_of_the_last_visit(cohorts: Any) -> None:
+    trace = literal.scaffold(NOISY, X0, cohorts, K, eta=ETA, B=2, option="I")
+    for i in range(N):
+        visits = [r for r in range(ROUNDS) if i in cohorts[r]]
+        if visits:
+            assert equal(trace.clients["c_i"][i], NOISY.full(i, trace.xs[visits[-1]]))
+
+
+@PARTICIPATION
+def test_frozen_equal_control_variables_give_fedavg_and_fedavg_m(cohorts: Any) -> None:
+    def opening_of_client_zero(o: Quadratics, i: int, x: Vector, r: int, e: int, j: int) -> Vector:
+        return o.grad(0 if r == -1 else i, x, r, e, j)
+
+    oracle = Changed(NOISY, opening_of_client_zero)
+    plain = literal.scaffold(oracle, X0, cohorts, K, eta=ETA, B=3, option="frozen")
+    assert np.abs(plain.server["c"]).max() > 0.1
+    assert same(literal.fedavg(NOISY, X0, cohorts, K, eta=ETA), plain, "g")
+    momentum = literal.scaffold_m(oracle, X0, cohorts, K, eta=ETA, beta=0.3, B=3, option="frozen")
+    assert same(literal.fedavg_m(NOISY, X0, cohorts, K, eta=ETA, beta=0.3), momentum, "g")
+
+
+@GAMMA
+def test_with_one_client_control_variables_cancel(gamma: float | None) -> None:
+    alone, cohorts = Quadratics(clients=1), [[0]] * ROUNDS
+    m = literal.fedavg_m(alone, X0, cohorts, K, eta=ETA, gamma=gamma, beta=0.3)
+    vr = literal.fedavg_m_vr(alone, X0, cohorts, K, eta=ETA, gamma=gamma, beta=0.3, B=2)
+    controlled_m = literal.scaffold_m(alone, X0, cohorts, K, eta=ETA, gamma=gamma, beta=0.3, B=2)
+    controlled_vr = literal.scaffold_m_vr(alone, X0, cohorts, K, eta=ETA, gamma=gamma, beta=0.3, B=2)
+    assert same(m, controlled_m, "g")
+    assert same(vr, controlled_vr, "g", "x_prev")
+
+
+@PARTICIPATION
+@GAMMA
+def test_hat_forms_are_reparametrisations(cohorts: Any, gamma: float | None) -> None:
+    beta = 0.3
+    eta_hat = beta * ETA
+    gamma_hat = None if gamma is None else beta * gamma
+    base = literal.fedavg_m(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, beta=beta)
+    other = literal.fedavg_m_hat(NOISY, X0, cohorts, K, eta_hat=eta_hat, gamma_hat=gamma_hat, beta=beta)
+    assert same(base, other)
+    assert equal(base.server["g"], beta * other.server["g_hat"])
+    base = literal.scaffold_m(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma, beta=beta, B=2)
+    other = literal.scaffold_m_hat(NOISY, X0, cohorts, K, eta_hat=eta_hat, gamma_hat=gamma_hat, beta=beta, B=2)
+    assert same(base, other, "c")
+    assert equal(base.server["g"], beta * other.server["g_hat"])
+    assert equal(rows(base.clients["c_i"]), rows(other.clients["c_i"]))
+
+
+def test_scaffold_vrl_sgd_fedgate_and_led_are_one_algorithm_with_all_clients() -> None:
+    scaffold = literal.scaffold(NOISY, X0, EVERYBODY, K, eta=ETA, B=0)
+    vrl = literal.vrl_sgd(NOISY, X0, EVERYBODY, K, eta=ETA)
+    gate = literal.fedgate(NOISY, X0, EVERYBODY, K, eta=ETA)
+    led = literal.led(NOISY, X0, EVERYBODY, K, eta=ETA)
+    for other in (vrl, gate, led):
+        assert same(scaffold, other)
+    correction = rows(scaffold.clients["c_i"]) - scaffold.server["c"]
+    assert equal(correction, rows(vrl.clients["D_i"]))
+    assert equal(correction, rows(gate.clients["delta_i"]))
+    assert equal(correction, -rows(led.clients["y_i"]) / (K * ETA))
+
+
+def test_scaffold_with_all_clients_is_fedgate_for_every_server_rate() -> None:
+    scaffold = literal.scaffold(NOISY, X0, EVERYBODY, K, eta=ETA, gamma=0.4, B=0)
+    assert same(scaffold, literal.fedgate(NOISY, X0, EVERYBODY, K, eta=ETA, gamma=0.4), "g")
+
+
+def test_scaffold_with_opening_gradients_is_vrl_sgd_with_their_deviations() -> None:
+    opened = literal.opening(NOISY, X0, 3)
+    mean = literal.mean(list(opened.values()))
+    scaffold = literal.scaffold(NOISY, X0, EVERYBODY, K, eta=ETA, B=3)
+    vrl = literal.vrl_sgd(NOISY, X0, EVERYBODY, K, eta=ETA, D_0={i: c - mean for i, c in opened.items()})
+    assert same(scaffold, vrl)
+
+
+def test_feddyn_with_all_clients_is_fedpd_that_always_communicates() -> None:
+    dyn = literal.feddyn(NOISY, X0, EVERYBODY, K, eta=ETA, alpha=0.8)
+    pd = literal.fedpd(NOISY, X0, EVERYBODY, K, eta=ETA, alpha=0.8, communicate=[True] * ROUNDS)
+    assert same(dyn, pd)
+    assert equal(rows(dyn.clients["q_i"]), -rows(pd.clients["lambda_i"]))
+    assert equal(rows(pd.clients["x_0i"]), np.array([pd.x] * N))
+
+
+def test_fedpd_without_communication_leaves_the_server_model() -> None:
+    silent = literal.fedpd(NOISY, X0, EVERYBODY, K, eta=ETA, alpha=0.8, communicate=[False] * ROUNDS)
+    assert all(np.array_equal(x, X0) for x in silent.xs)
+    assert gap(rows(silent.clients["x_0i"]), np.array([X0] * N)) > 0.1
+
+
+# --------------------------------------------------------------------------------------------------
+# Recursive estimates
+# --------------------------------------------------------------------------------------------------
+
+
+def shifted(o: Quadratics, i: int, x: Vector, r: int, e: int, j: int) -> Vector:
+    """Round r sees the minibatches of round r + 1; the opening stays."""
+    return o.grad(i, x, r if r == -1 else r + 1, e, j)
+
+
+@pytest.mark.parametrize("reference", ["local", "average"])
+def test_stem_with_one_step_is_mb_storm_one_round_later(reference: str) -> None:
+    stem = literal.stem(Changed(NOISY, shifted), X0, EVERYBODY, 1, eta=ETA, beta=0.3, B=2, reference=reference)
+    storm = literal.mb_storm(NOISY, X0, EVERYBODY, 1, eta=ETA, gamma=ETA, beta=0.3, B=2)
+    assert same(stem, storm)
+
+
+def test_fedavg_m_vr_with_one_step_is_mb_storm_after_its_own_first_recursion() -> None:
+    beta = 0.3
+
+    def recursion_in_the_opening(o: Quadratics, i: int, x: Vector, r: int, e: int, j: int) -> Vector:
+        if r == -1:
+            return beta * o.grad(i, x, 0, 0, 0) + (1 - beta) * o.grad(i, x, -1, 0, 0)
+        return o.grad(i, x, r, e, j)
+
+    # Everybody takes part in round 0, whose recursion is part of MB-STORM's opening here; then clients are sampled.
+    for cohorts in (EVERYBODY, EVERYBODY[:1] + SAMPLED):
+        vr = literal.fedavg_m_vr(NOISY, X0, cohorts, 1, eta=ETA, gamma=0.4, beta=beta, B=1)
+        changed = Changed(NOISY, recursion_in_the_opening)
+        storm = literal.mb_storm(changed, X0, cohorts, 1, eta=ETA, gamma=0.4, beta=beta, B=1)
+        assert same(vr, storm, "x_prev")
+        assert equal(vr.server["g"], storm.server["v"])
+
+
+def test_fedavg_m_vr_with_one_step_is_mb_storm_and_stem_without_noise() -> None:
+    vr = literal.fedavg_m_vr(EXACT, X0, EVERYBODY, 1, eta=ETA, beta=0.3, B=1)
+    assert same(vr, literal.mb_storm(EXACT, X0, EVERYBODY, 1, eta=ETA, beta=0.3, B=1))
+    assert same(vr, literal.stem(EXACT, X0, EVERYBODY, 1, eta=ETA, beta=0.3, B=1))
+
+
+def test_fedavg_m_vr_with_small_local_steps_approaches_mb_storm_linearly() -> None:
+    storm = literal.mb_storm(EXACT, X0, EVERYBODY, K, eta=1.0, gamma=0.4, beta=0.3, B=1)
+    gaps = [
+        gap(storm.x, literal.fedavg_m_vr(EXACT, X0, EVERYBODY, K, eta=eta, gamma=0.4, beta=0.3, B=1).x)
+        for eta in (1e-4, 1e-5)
+    ]
+    assert gaps[0] < 1e-3
+    assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.01)
+
+
+@pytest.mark.parametrize("reference", ["local", "average"])
+def test_stem_without_recursion_is_fedavg_one_step_ahead(reference: str) -> None:
+    def run(cohorts: list[list[int]]) -> Trace:
+        return literal.stem(NOISY, X0, cohorts, K, eta=ETA, beta=1.0, B=2, reference=reference)
+
+    ahead = [trace.x - ETA * trace.server["d"] for trace in prefixes(run, EVERYBODY)]
+    fedavg = literal.fedavg(NOISY, ahead[0], EVERYBODY, K, eta=ETA)
+    assert all(equal(a, b) for a, b in zip(ahead, fedavg.xs, strict=True))
+
+
+def test_ce_lsgd_without_forgetting_is_bvr_l_sgd_of_one_stage() -> None:
+    ce = literal.ce_lsgd(NOISY, X0, EVERYBODY, K, eta=ETA, beta=0.0, B=3)
+    bvr = literal.bvr_l_sgd(NOISY, X0, EVERYBODY, K, eta=ETA, stage_rounds=ROUNDS, B=3)
+    assert same(ce, bvr, "v", "x_prev")
+
+
+def test_ce_lsgd_without_memory_is_bvr_l_sgd_with_a_stage_each_round() -> None:
+    ce = literal.ce_lsgd(NOISY, X0, EVERYBODY, K, eta=ETA, beta=1.0, B=K)
+    bvr = literal.bvr_l_sgd(NOISY, X0, EVERYBODY, K, eta=ETA, stage_rounds=1, B=K)
+    assert same(ce, bvr, "v", "x_prev")
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("output", ["one", "average"])
+def test_ce_lsgd_with_one_local_step_is_mb_storm(cohorts: Any, output: str) -> None:
+    ce = literal.ce_lsgd(NOISY, X0, cohorts, 1, eta=ETA, beta=0.3, B=2, output=output, K_b=3)
+    storm = literal.mb_storm(NOISY, X0, cohorts, 3, eta=1.0, gamma=ETA, beta=0.3, B=2)
+    assert same(ce, storm, "v", "x_prev")
+
+
+def test_the_local_phase_of_ce_lsgd_belongs_to_the_first_client_of_the_cohort() -> None:
+    reordered = [[cohort[0], *reversed(cohort[1:])] for cohort in SAMPLED]
+    rotated = [[*cohort[1:], cohort[0]] for cohort in SAMPLED]
+    run = partial(literal.ce_lsgd, NOISY, X0, K=K, eta=ETA, beta=0.3, B=2)
+    assert same(run(SAMPLED), run(reordered), "v")
+    assert gap(run(SAMPLED).x, run(rotated).x) > 1e-6
+
+
+def test_average_output_of_ce_lsgd_is_the_mean_of_what_each_client_would_give() -> None:
+    cohort = SAMPLED[0]
+    run = partial(literal.ce_lsgd, NOISY, X0, K=K, eta=ETA, beta=0.3, B=2)
+    singles = [run([[i]]).x for i in cohort]
+    assert equal(run([cohort], output="average").x, literal.mean(singles))
+
+
+def test_bvr_l_sgd_starts_its_stages_from_at_least_one_minibatch() -> None:
+    literal.bvr_l_sgd(NOISY, X0, EVERYBODY, K, eta=ETA, stage_rounds=2, B=1)
+    with pytest.raises(ValueError, match="but B is 0"):
+        literal.bvr_l_sgd(NOISY, X0, EVERYBODY, K, eta=ETA, stage_rounds=2, B=0)
+
+
+def test_bvr_l_sgd_takes_a_fresh_estimate_at_every_stage_start() -> None:
+    trace = literal.bvr_l_sgd(NOISY, X0, EVERYBODY[:4], K, eta=ETA, stage_rounds=3, B=2)
+    fresh = literal.mean([NOISY.grad(i, trace.xs[3], 3, 0, j) for i in range(N) for j in range(2)])
+    assert equal(trace.server["v"], fresh)
+
+
+# --------------------------------------------------------------------------------------------------
+# Exact gradients and one local step
+# --------------------------------------------------------------------------------------------------
+
+
+@PARTICIPATION
+def test_with_one_exact_step_fedavg_m_is_mimelite(cohorts: Any) -> None:
+    m = literal.fedavg_m(EXACT, X0, cohorts, 1, eta=ETA, beta=0.3)
+    lite = literal.mimelite(EXACT, X0, cohorts, 1, eta=ETA, beta=0.3)
+    assert same(m, lite)
+    assert equal(m.server["g"], lite.server["m"])
+
+
+@PARTICIPATION
+def test_with_one_exact_step_fedavg_m_vr_is_mimelite_mvr(cohorts: Any) -> None:
+    vr = literal.fedavg_m_vr(EXACT, X0, cohorts, 1, eta=ETA, beta=0.3, B=1)
+    lite = literal.mimelite_mvr(EXACT, X0, cohorts, 1, eta=ETA, beta=0.3)
+    assert same(vr, lite, "x_prev")
+    assert equal(vr.server["g"], lite.server["m"])
+
+
+@PARTICIPATION
+def test_one_step_of_mime_follows_its_statistic_whatever_the_noise(cohorts: Any) -> None:
+    def run(part: list[list[int]]) -> Trace:
+        return literal.mime(NOISY, X0, part, 1, eta=ETA, beta=0.3)
+
+    for before, after in pairwise(prefixes(run, cohorts)):
+        assert equal(after.x, before.x - ETA * after.server["m"])
+
+
+@PARTICIPATION
+@pytest.mark.parametrize(("name", "memory"), [("mimelite", 0), ("mime", 0), ("mimelite_mvr", 1), ("mime_mvr", 1)])
+def test_the_statistic_of_mime_is_made_of_full_gradients_at_server_models(cohorts: Any, name: str, memory: int) -> None:
+    beta = 0.3
+
+    def full(r: int, x: Vector) -> Vector:
+        return literal.mean([NOISY.full(i, x) for i in cohorts[r]])
+
+    trace = GENERIC[name](NOISY, X0, cohorts, K, beta=beta)
+    m = NOISY.mean_gradient(X0) if memory else np.zeros(D)
+    for r in range(ROUNDS):
+        here, before = trace.xs[r], trace.xs[max(r - 1, 0)]
+        if memory:
+            m = full(r, here) + (1 - beta) * (m - full(r, before))
+        else:
+            m = beta * full(r, here) + (1 - beta) * m
+    assert equal(trace.server["m"], m)
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("reference", ["prev", "current"])
+def test_mime_mvr_differs_from_mimelite_mvr_by_the_svrg_correction_only(cohorts: Any, reference: str) -> None:
+    """One step: the two directions differ by beta (c^r - grad F(x^r; xi))."""
+    lite = literal.mimelite_mvr(NOISY, X0, cohorts[:1], 1, eta=ETA, beta=0.3, reference=reference)
+    corrected = literal.mime_mvr(NOISY, X0, cohorts[:1], 1, eta=ETA, beta=0.3, reference=reference)
+    c = literal.mean([NOISY.full(i, X0) for i in cohorts[0]])
+    sampled = literal.mean([NOISY.grad(i, X0, 0, 1, 0) for i in cohorts[0]])
+    assert equal(corrected.x, lite.x - ETA * 0.3 * (c - sampled))
+
+
+def test_one_step_of_current_mime_mvr_follows_the_new_statistic() -> None:
+    """K = 1, ref = x^r: the direction is beta c^r + (1 - beta) m^{r+1}, free of minibatch noise."""
+    trace = literal.mime_mvr(NOISY, X0, SAMPLED, 1, eta=ETA, beta=0.3, reference="current")
+    quiet = literal.mime_mvr(EXACT, X0, SAMPLED, 1, eta=ETA, beta=0.3, reference="current")
+    assert same(trace, quiet, "m")
+
+
+# --------------------------------------------------------------------------------------------------
+# Invariants
+# --------------------------------------------------------------------------------------------------
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("name", ["fedavg", "fedavg_m", "fedavg_m_vr", "scaffold", "scaffold_m", "scaffold_m_vr"])
+def test_the_server_direction_is_the_last_displacement_over_gamma(cohorts: Any, name: str) -> None:
+    for r in range(1, ROUNDS + 1):
+        trace = GENERIC[name](NOISY, X0, cohorts[:r], K, gamma=0.4)
+        displacement = trace.xs[-2] - trace.xs[-1]
+        assert np.abs(0.4 * trace.server["g"] - displacement).max() <= TOLERANCE * np.abs(trace.x).max()
+
+
+class Recorder(Quadratics):
+    """Remembers the minibatch gradients that it gave, by round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[int, list[Vector]] = {}
+
+    def grad(self, i: int, x: Vector, r: int, e: int, j: int) -> Vector:
+        gradient = super().grad(i, x, r, e, j)
+        self.given.setdefault(r, []).append(gradient)
+        return gradient
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+def test_the_direction_of_fedavg_m_is_a_moving_average_of_local_gradients(cohorts: Any, beta: float) -> None:
+    recorder = Recorder()
+    literal.fedavg_m(recorder, X0, cohorts, K, eta=ETA, gamma=0.4, beta=beta)
+    g = np.zeros(D)
+    for r in range(ROUNDS):
+        assert len(recorder.given[r]) == K * len(cohorts[r])
+        g = beta * literal.mean(recorder.given[r]) + (1 - beta) * g
+        trace = literal.fedavg_m(NOISY, X0, cohorts[: r + 1], K, eta=ETA, gamma=0.4, beta=beta)
+        assert equal(trace.server["g"], g)
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_i", "scaffold_m", "scaffold_m_vr", "scaffold_m_hat"])
+@pytest.mark.parametrize("B", [0, 2])
+def test_control_variables_average_to_the_servers(cohorts: Any, name: str, B: int) -> None:
+    for r in range(ROUNDS + 1):
+        trace = GENERIC[name](NOISY, X0, cohorts[:r], K, B=B)
+        assert equal(rows(trace.clients["c_i"]).mean(axis=0), trace.server["c"])
+
+
+@PARTICIPATION
+@GAMMA
+def test_the_servers_control_variable_follows_from_its_direction_alone(cohorts: Any, gamma: float | None) -> None:
+    share = len(cohorts[0]) / N
+    beta = 0.3
+
+    def plain(part: list[list[int]]) -> Trace:
+        return literal.scaffold(NOISY, X0, part, K, eta=ETA, gamma=gamma, B=2)
+
+    def momentum(part: list[list[int]]) -> Trace:
+        return literal.scaffold_m(NOISY, X0, part, K, eta=ETA, gamma=gamma, beta=beta, B=2)
+
+    def hat(part: list[list[int]]) -> Trace:
+        return literal.scaffold_m_hat(NOISY, X0, part, K, eta_hat=ETA, gamma_hat=gamma, beta=beta, B=2)
+
+    def steps(run: Callable[[list[list[int]]], Trace]) -> list[tuple[dict[str, Vector], dict[str, Vector]]]:
+        traces = prefixes(run, cohorts)
+        return [(a.server, b.server) for a, b in pairwise(traces)]
+
+    for old, new in steps(plain):
+        assert equal(new["c"], (1 - share) * old["c"] + share * new["g"])
+    for old, new in steps(momentum):
+        assert equal(new["c"], old["c"] + share * ((new["g"] - (1 - beta) * old["g"]) / beta - old["c"]))
+    for old, new in steps(hat):
+        assert equal(new["c"], old["c"] + share * (new["g_hat"] - (1 - beta) * old["g_hat"] - old["c"]))
+
+
+def test_corrections_of_vrl_sgd_fedgate_and_led_sum_to_zero() -> None:
+    traces = [
+        (literal.vrl_sgd(NOISY, X0, EVERYBODY, K, eta=ETA), "D_i"),
+        (literal.fedgate(NOISY, X0, EVERYBODY, K, eta=ETA, gamma=0.4), "delta_i"),
+        (literal.fedgate(NOISY, X0, SAMPLED, K, eta=ETA, gamma=0.4), "delta_i"),
+        (literal.led(NOISY, X0, EVERYBODY, K, eta=ETA), "y_i"),
+        (literal.led(NOISY, X0, EVERYBODY, K, eta=ETA, b=0.3 / K), "y_i"),
+    ]
+    for trace, name in traces:
+        state = rows(trace.clients[name])
+        assert np.abs(state.sum(axis=0)).max() <= TOLERANCE * np.abs(state).max()
+
+
+@PARTICIPATION
+def test_the_servers_dual_variable_of_feddyn_is_the_mean_of_the_clients(cohorts: Any) -> None:
+    for r in range(1, ROUNDS + 1):
+        trace = literal.feddyn(NOISY, X0, cohorts[:r], K, eta=ETA, alpha=0.8)
+        assert equal(trace.server["h"], rows(trace.clients["q_i"]).mean(axis=0))
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3, 0.0])
+def test_estimates_with_exact_gradients_and_all_clients_are_the_gradient(beta: float) -> None:
+    for run in (literal.mb_storm, literal.ce_lsgd):
+        trace = run(EXACT, X0, EVERYBODY, K, eta=ETA, beta=beta, B=1)
+        assert equal(trace.server["v"], EXACT.mean_gradient(trace.xs[-2]))
+    lite = literal.mimelite_mvr(NOISY, X0, EVERYBODY, K, eta=ETA, beta=beta)
+    assert equal(lite.server["m"], NOISY.mean_gradient(lite.xs[-2]))
+
+
+@pytest.mark.parametrize("beta", [0.3, 0.05, 0.0])
+def test_the_error_of_stem_contracts_by_one_minus_beta_at_every_update(beta: float) -> None:
+    def error(trace: Trace) -> Vector:
+        local = [EXACT.full(i, trace.clients["x_i"][i]) for i in range(N)]
+        return trace.server["d"] - literal.mean(local)
+
+    def run(cohorts: list[list[int]]) -> Trace:
+        return literal.stem(EXACT, X0, cohorts, K, eta=ETA, beta=beta, B=0)
+
+    first, *others = [error(trace) for trace in prefixes(run, EVERYBODY)]
+    assert equal(first, -EXACT.mean_gradient(X0))
+    for r, e in enumerate(others, start=1):
+        assert np.abs(e - (1 - beta) ** (K * r) * first).max() <= TOLERANCE * np.abs(first).max()
+
+
+def test_adaptive_server_variances_stay_non_negative_and_adagrads_grows() -> None:
+    last = np.zeros(D)
+    for r in range(ROUNDS + 1):
+        grown = GENERIC["fedadagrad"](NOISY, X0, SAMPLED[:r], K).server["v"]
+        assert (grown >= last).all()
+        last = grown
+        for name in ("fedadam", "fedyogi"):
+            assert (GENERIC[name](NOISY, X0, SAMPLED[:r], K).server["v"] >= 0).all()
+
+
+def test_first_adaptive_step_starts_from_tau_squared_without_bias_correction() -> None:
+    displacement = literal.fedavg(NOISY, X0, SAMPLED[:1], K, eta=ETA).x - X0
+    b2, tau = 0.9, 0.5
+    expected = {
+        "fedadagrad": tau**2 + displacement**2,
+        "fedadam": b2 * tau**2 + (1 - b2) * displacement**2,
+        "fedyogi": tau**2 + (1 - b2) * displacement**2 * np.where(displacement**2 > tau**2, 1.0, -1.0),
+    }
+    for name, v in expected.items():
+        trace = GENERIC[name](NOISY, X0, SAMPLED[:1], K, tau=tau, beta1=0.6)
+        assert equal(trace.server["v"], v)
+        assert equal(trace.server["m"], 0.4 * displacement)
+        assert equal(trace.x, X0 + 0.1 * 0.4 * displacement / (np.sqrt(v) + tau))
+
+
+# --------------------------------------------------------------------------------------------------
+# Limits without noise
+# --------------------------------------------------------------------------------------------------
+
+LONG = draw(N, rounds=400)
+LONG_SAMPLED = draw(3, rounds=800)
+
+
+def distance(oracle: Quadratics, run: Runner, cohorts: list[list[int]]) -> float:
+    return gap(run(oracle, X0, cohorts, K).x, oracle.optimum())
+
+
+EXACT_LIMIT = [
+    *("scaffold", "scaffold_i", "scaffold_m", "scaffold_m_vr", "mb_storm", "ce_lsgd", "ce_lsgd_average"),
+    *("bvr_l_sgd", "mime", "mime_mvr", "mime_mvr_current", "feddyn", "vrl_sgd", "led_half"),
+]
+BIASED_LIMIT = [
+    *("fedavg", "fedavg_m", "fedavg_m_vr", "stem", "stem_average", "mimelite", "mimelite_mvr"),
+    *("mimelite_mvr_current", "fedprox", "slowmo", "fedpd_skipping"),
+]
+
+
+@pytest.mark.parametrize("name", EXACT_LIMIT)
+def test_exact_algorithms_reach_the_optimum_with_all_clients(name: str) -> None:
+    assert distance(EXACT, GENERIC[name], LONG) < 1e-10
+
+
+@pytest.mark.parametrize("name", BIASED_LIMIT)
+def test_biased_algorithms_stall_unless_the_hessians_are_equal(name: str) -> None:
+    assert distance(EXACT, GENERIC[name], LONG) > 1e-4
+    assert distance(Quadratics(noise=0.0, shared_hessian=True), GENERIC[name], LONG) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_i", "scaffold_m", "scaffold_m_vr", "feddyn"])
+def test_control_variables_reach_the_optimum_with_sampled_clients(name: str) -> None:
+    assert distance(EXACT, GENERIC[name], LONG_SAMPLED) < 1e-10
+
+
+def test_fedgate_reaches_the_optimum_with_sampled_clients() -> None:
+    assert distance(EXACT, partial(literal.fedgate, eta=ETA), LONG_SAMPLED) < 1e-10
+
+
+def test_stem_without_forgetting_is_exact_for_the_local_reference_only() -> None:
+    local = partial(literal.stem, eta=ETA, beta=0.0, B=1)
+    assert distance(EXACT, local, LONG) < 1e-10
+    assert distance(EXACT, partial(local, reference="average"), LONG) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_m", "scaffold_m_vr", "mb_storm", "ce_lsgd"])
+def test_the_optimum_is_a_fixed_point(name: str) -> None:
+    optimum = EXACT.optimum()
+    cohorts = EVERYBODY if name in {"mb_storm", "ce_lsgd"} else SAMPLED
+    assert equal(GENERIC[name](EXACT, optimum, cohorts, K).x, optimum)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5, 0.2])
+@pytest.mark.parametrize("gamma", [None, 0.1])
+def test_fixed_points_of_fedavg_m_are_those_of_fedavg_with_the_rate_beta_eta(beta: float, gamma: float | None) -> None:
+    limit = EXACT.fedavg_limit(beta * ETA, K)
+    assert equal(literal.fedavg(EXACT, limit, EVERYBODY, K, eta=beta * ETA).x, limit)
+    assert equal(literal.fedavg_m(EXACT, limit, EVERYBODY, K, eta=ETA, gamma=gamma, beta=beta).x, limit)
+    started_afar = literal.fedavg_m(EXACT, X0, LONG, K, eta=ETA, beta=beta)
+    assert gap(started_afar.x, limit) < 1e-10
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5, 0.2])
+def test_fixed_points_of_fedavg_m_vr_are_those_of_fedavg_for_every_beta(beta: float) -> None:
+    limit = EXACT.fedavg_limit(ETA, K)
+    assert equal(literal.fedavg_m_vr(EXACT, limit, EVERYBODY, K, eta=ETA, beta=beta, B=0).x, limit)
+    started_afar = literal.fedavg_m_vr(EXACT, X0, LONG, K, eta=ETA, beta=beta, B=1)
+    assert gap(started_afar.x, limit) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("name", "power", "betas"),
+    [
+        ("fedavg_m", 1, (0.2, 0.1)),
+        ("mimelite", 2, (0.2, 0.1)),
+        ("mimelite_mvr", 1, (0.2, 0.1)),
+        ("stem", 1, (0.1, 0.05)),
+    ],
+)
+def test_the_bias_falls_with_the_stated_power_of_beta(name: str, power: int, betas: tuple[float, float]) -> None:
+    biases = [distance(EXACT, partial(GENERIC[name], beta=beta), LONG) for beta in betas]
+    assert biases[0] / biases[1] == pytest.approx(2**power, rel=0.1)
+
+
+def test_slowmo_and_fedadagrad_stall_at_the_point_of_fedavg() -> None:
+    limit = EXACT.fedavg_limit(ETA, K)
+    assert gap(literal.slowmo(EXACT, X0, LONG, K, eta=ETA, alpha=0.9, beta=0.4).x, limit) < 1e-10
+    adagrad = literal.fedadagrad(EXACT, X0, LONG, K, eta=ETA, server_lr=1.0, tau=0.1)
+    assert gap(adagrad.x, limit) < 1e-10
+
+
+def test_unequal_steps_move_the_limit_of_fedavg_but_only_slightly_that_of_fednova() -> None:
+    steps = [1, 5, 2, 7, 3, 4]
+    eta = 1e-3
+    cohorts = draw(N, rounds=4000)
+    A = sum(k * A for k, A in zip(steps, EXACT.A, strict=True))
+    b = sum(k * b for k, b in zip(steps, EXACT.b, strict=True))
+    weighted = np.linalg.solve(A, b)
+    assert gap(EXACT.optimum(), weighted) > 0.1
+    assert gap(EXACT.fedavg_limit(eta, steps), weighted) < 1e-2
+    assert gap(literal.fedavg(EXACT, X0, cohorts, steps, eta=eta).x, weighted) < 1e-2
+    assert gap(literal.fednova(EXACT, X0, cohorts, steps, eta=eta).x, EXACT.optimum()) < 1e-2
