@@ -1,7 +1,5 @@
 """The gradients of a federation for the literal loops: plain numpy, drawn by the library's documented keys."""
 
-import numpy as np
-
 import kedge
 from kedge.problem.keyed import draw_minibatches
 

@@ -4,6 +4,7 @@ Noisy, heterogeneous quadratics: F_i(x; xi) has the gradient (A_i + M_xi) x - b_
 point as well, so that two evaluations of one minibatch differ by more than the exact gradients do.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, pairwise
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import literal
-from literal import Trace, Vector
+from . import literal
+from .literal import Trace, Vector
 
 N, D, K, ROUNDS = 6, 5, 4, 5
 ETA = 0.07
@@ -217,6 +218,60 @@ def test_sampling_is_refused_where_it_is_not_defined(name: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Which minibatches are evaluated, and how often
+# --------------------------------------------------------------------------------------------------
+
+OPENING_BATCHES = 2
+WITH_OPENING = {
+    *("fedavg_m_vr", "scaffold", "scaffold_i", "scaffold_m", "scaffold_m_hat", "scaffold_m_vr", "mb_storm"),
+    *("ce_lsgd", "ce_lsgd_average", "bvr_l_sgd", "stem", "stem_average"),
+}
+TWO_POINTS = {"fedavg_m_vr", "scaffold_m_vr", "stem", "stem_average"}
+AFTER_A_QUERY = {
+    "mimelite": 1,
+    "mime": 2,
+    "mimelite_mvr": 2,
+    "mimelite_mvr_current": 2,
+    "mime_mvr": 3,
+    "mime_mvr_current": 3,
+}
+
+
+def expected_evaluations(name: str, r: int, first: bool) -> Counter[tuple[int, int]]:
+    """How often a client of round r's cohort evaluates minibatch (e, j); `first` is the head of the cohort."""
+    if name in AFTER_A_QUERY:
+        return Counter({(1, j): AFTER_A_QUERY[name] for j in range(K)})
+    if name not in {"mb_storm", "ce_lsgd", "ce_lsgd_average", "bvr_l_sgd"}:
+        return Counter({(0, j): 2 if name in TWO_POINTS else 1 for j in range(K)})
+    expected: Counter[tuple[int, int]] = Counter()
+    if name == "bvr_l_sgd" and r == 3:  # the second stage starts
+        expected.update({(0, j): 1 for j in range(OPENING_BATCHES)})
+    elif r >= 1:
+        expected.update({(0, j): 2 for j in range(K)})
+    if name == "ce_lsgd_average" or (name in {"ce_lsgd", "bvr_l_sgd"} and first):
+        expected.update({(0 if r == 0 else 1, j): 2 for j in range(1, K)})
+    return expected
+
+
+@pytest.mark.parametrize("name", sorted(GENERIC))
+def test_every_algorithm_evaluates_the_stated_minibatches(name: str) -> None:
+    asked: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
+
+    def counted(o: Quadratics, i: int, x: Vector, r: int, e: int, j: int) -> Vector:
+        asked.setdefault((i, r), Counter())[e, j] += 1
+        return o.grad(i, x, r, e, j)
+
+    cohorts = EVERYBODY if name in FULL_ONLY else SAMPLED
+    GENERIC[name](Changed(NOISY, counted), X0, cohorts, K)
+    expected = {
+        (i, r): expected_evaluations(name, r, i == cohort[0]) for r, cohort in enumerate(cohorts) for i in cohort
+    }
+    if name in WITH_OPENING:
+        expected |= {(i, -1): Counter({(0, j): 1 for j in range(OPENING_BATCHES)}) for i in range(N)}
+    assert asked == {key: counts for key, counts in expected.items() if counts}
+
+
+# --------------------------------------------------------------------------------------------------
 # beta = 1
 # --------------------------------------------------------------------------------------------------
 
@@ -295,6 +350,12 @@ def test_fedavg_with_one_client_is_sgd() -> None:
 def test_fedprox_without_the_proximal_term_is_fedavg(cohorts: Any, gamma: float | None) -> None:
     base = literal.fedavg(NOISY, X0, cohorts, K, eta=ETA, gamma=gamma)
     assert same(base, literal.fedprox(NOISY, X0, cohorts, K, eta=ETA, mu=0.0, gamma=gamma), "g")
+
+
+def test_fedprox_with_many_exact_steps_solves_the_proximal_problems() -> None:
+    mu, cohort = 0.5, SAMPLED[0]
+    proximal = [np.linalg.solve(EXACT.A[i] + mu * np.eye(D), EXACT.b[i] + mu * X0) for i in cohort]
+    assert equal(literal.fedprox(EXACT, X0, [cohort], 200, eta=0.5, mu=mu).x, np.mean(proximal, axis=0))
 
 
 @PARTICIPATION
@@ -594,8 +655,12 @@ def test_one_step_of_mime_follows_its_statistic_whatever_the_noise(cohorts: Any)
 
 
 @PARTICIPATION
-@pytest.mark.parametrize(("name", "memory"), [("mimelite", 0), ("mime", 0), ("mimelite_mvr", 1), ("mime_mvr", 1)])
-def test_the_statistic_of_mime_is_made_of_full_gradients_at_server_models(cohorts: Any, name: str, memory: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "memory"), [("mimelite", False), ("mime", False), ("mimelite_mvr", True), ("mime_mvr", True)]
+)
+def test_the_statistic_of_mime_is_made_of_full_gradients_at_server_models(
+    cohorts: Any, name: str, memory: bool
+) -> None:
     beta = 0.3
 
     def full(r: int, x: Vector) -> Vector:
@@ -605,10 +670,9 @@ def test_the_statistic_of_mime_is_made_of_full_gradients_at_server_models(cohort
     m = NOISY.mean_gradient(X0) if memory else np.zeros(D)
     for r in range(ROUNDS):
         here, before = trace.xs[r], trace.xs[max(r - 1, 0)]
-        if memory:
-            m = full(r, here) + (1 - beta) * (m - full(r, before))
-        else:
-            m = beta * full(r, here) + (1 - beta) * m
+        momentum = beta * full(r, here) + (1 - beta) * m
+        recursion = full(r, here) + (1 - beta) * (m - full(r, before))
+        m = recursion if memory else momentum
     assert equal(trace.server["m"], m)
 
 
@@ -621,6 +685,22 @@ def test_mime_mvr_differs_from_mimelite_mvr_by_the_svrg_correction_only(cohorts:
     c = literal.mean([NOISY.full(i, X0) for i in cohorts[0]])
     sampled = literal.mean([NOISY.grad(i, X0, 0, 1, 0) for i in cohorts[0]])
     assert equal(corrected.x, lite.x - ETA * 0.3 * (c - sampled))
+
+
+@PARTICIPATION
+@pytest.mark.parametrize("reference", ["prev", "current"])
+def test_one_step_of_mime_mvr_mixes_the_query_and_the_recursion(cohorts: Any, reference: str) -> None:
+    beta = 0.3
+
+    def run(part: list[list[int]]) -> Trace:
+        return literal.mime_mvr(NOISY, X0, part, 1, eta=ETA, beta=beta, reference=reference)
+
+    for r, (old, new) in enumerate(pairwise(prefixes(run, cohorts))):
+        x, cohort = old.x, cohorts[r]
+        m, ref = (old.server["m"], old.server["x_prev"]) if reference == "prev" else (new.server["m"], x)
+        c = literal.mean([NOISY.full(i, x) for i in cohort])
+        change = literal.mean([NOISY.grad(i, x, r, 1, 0) - NOISY.grad(i, ref, r, 1, 0) for i in cohort])
+        assert equal(new.x, x - ETA * (beta * c + (1 - beta) * (m + change)))
 
 
 def test_one_step_of_current_mime_mvr_follows_the_new_statistic() -> None:

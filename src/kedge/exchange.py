@@ -61,7 +61,7 @@ class Local:
 
 
 class Down(Protocol):
-    """Every message to a client carries at least the server's model."""
+    """Every message to a client carries at least the server's model, or is `Nothing`."""
 
     @property
     def x(self) -> Vector:
@@ -70,7 +70,7 @@ class Down(Protocol):
 
 
 class Nothing(NamedTuple):
-    """No state, or an empty reply."""
+    """No state, or an empty message; a message down may be empty only where `start` does without it."""
 
 
 ServerT = TypeVar("ServerT", bound=tuple[Any, ...])

@@ -3,9 +3,15 @@
 from typing import Any
 
 from kedge.algorithm import Algorithm
+from kedge.algorithms.dual import FedDyn, FedPD
 from kedge.algorithms.fedavg import FedAvg, FedAvgM, FedAvgMVR
+from kedge.algorithms.mime import Mime, MimeLite, MimeLiteMVR, MimeMVR
+from kedge.algorithms.proximal import FedNova, FedProx
 from kedge.algorithms.scaffold import Scaffold, ScaffoldM, ScaffoldMVR
-from kedge.algorithms.storm import CELSGD, MBStorm
+from kedge.algorithms.server_optimizers import FedAdagrad, FedAdam, FedYogi, ServerMomentum, SlowMo
+from kedge.algorithms.stem import Stem
+from kedge.algorithms.storm import BVRLSGD, CELSGD, MBStorm
+from kedge.algorithms.tracking import LED, VRLSGD, FedGATE
 from kedge.errors import unknown
 
 ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
@@ -17,6 +23,24 @@ ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
     "scaffold-m-vr": ScaffoldMVR,
     "mb-storm": MBStorm,
     "ce-lsgd": CELSGD,
+    "bvr-l-sgd": BVRLSGD,
+    "stem": Stem,
+    "mimelite": MimeLite,
+    "mime": Mime,
+    "mimelite-mvr": MimeLiteMVR,
+    "mime-mvr": MimeMVR,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "feddyn": FedDyn,
+    "fedpd": FedPD,
+    "vrl-sgd": VRLSGD,
+    "fedgate": FedGATE,
+    "led": LED,
+    "slowmo": SlowMo,
+    "server-momentum": ServerMomentum,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
 }
 
 ALIASES = {"fedcm": "fedavg-m"}
@@ -33,13 +57,31 @@ def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
 __all__ = [
     "ALGORITHMS",
     "ALIASES",
+    "BVRLSGD",
     "CELSGD",
+    "LED",
+    "VRLSGD",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedAvgMVR",
+    "FedDyn",
+    "FedGATE",
+    "FedNova",
+    "FedPD",
+    "FedProx",
+    "FedYogi",
     "MBStorm",
+    "Mime",
+    "MimeLite",
+    "MimeLiteMVR",
+    "MimeMVR",
     "Scaffold",
     "ScaffoldM",
     "ScaffoldMVR",
+    "ServerMomentum",
+    "SlowMo",
+    "Stem",
     "find_algorithm",
 ]

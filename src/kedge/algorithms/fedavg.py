@@ -14,9 +14,10 @@ from kedge.algorithm import (
     hyper_opening,
     server_rate,
 )
+from kedge.algorithms.exchanges import MeanGradient
 from kedge.algorithms.messages import Displacement, MeanDirection, Model, Momentum
 from kedge.direction import GRAD, Direction, Vector, grad_at
-from kedge.exchange import Effort, Exchange, Local, Nothing, Round
+from kedge.exchange import Exchange, Local, Nothing, Round
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class FedAvgMVR(SingleExchange[Recursive, Nothing, Recursive, MeanDirection]):
         return Nothing()
 
     def opening(self) -> tuple[Exchange[Recursive, Nothing, Model, MeanDirection], ...]:
-        return (InitialGradient(self.opening_batches),) if self.opening_batches else ()
+        return (MeanGradient("g", self.opening_batches),) if self.opening_batches else ()
 
     def broadcast(self, server: Recursive) -> Recursive:
         return server
@@ -118,26 +119,3 @@ class FedAvgMVR(SingleExchange[Recursive, Nothing, Recursive, MeanDirection]):
     def fold(self, server: Recursive, up: MeanDirection, round: Round) -> Recursive:
         gamma = server_rate(self.gamma, self.eta, round)
         return Recursive(x=server.x - gamma * up.direction, g=up.direction, lag=0 * server.lag + gamma)
-
-
-@dataclass(frozen=True)
-class InitialGradient(Exchange[Recursive, Nothing, Model, MeanDirection]):
-    """g^0: the mean over all clients of B minibatch gradients at x^0."""
-
-    cohort = "everyone"
-    batches: int
-
-    def effort(self, base: Effort) -> Effort:
-        return Effort(steps=1, minibatches=self.batches)
-
-    def broadcast(self, server: Recursive) -> Model:
-        return Model(server.x)
-
-    def direction(self, down: Model, client: Nothing) -> Direction:
-        return GRAD
-
-    def reply(self, down: Model, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
-        return MeanDirection(local.mean_direction), client
-
-    def fold(self, server: Recursive, up: MeanDirection, round: Round) -> Recursive:
-        return server._replace(g=up.direction)

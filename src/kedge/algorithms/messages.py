@@ -11,6 +11,13 @@ class Model(NamedTuple):
     x: Vector
 
 
+class TwoModels(NamedTuple):
+    """x^r and x^{r-1}."""
+
+    x: Vector
+    x_prev: Vector
+
+
 class Momentum(NamedTuple):
     """The server's model and its direction g, in units of a gradient."""
 

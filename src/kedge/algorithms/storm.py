@@ -1,6 +1,7 @@
-"""Recursive gradient estimates on the server: MB-STORM and CE-LSGD, Patel et al. 2022.
+"""Recursive gradient estimates on the server: MB-STORM and CE-LSGD, Patel et al. 2022; BVR-L-SGD, Murata and Suzuki
+2021, which is the case β = 0 with restarts.
 
-Both estimate the gradient from the whole cohort, v_r = mean_i u_i + (1-β) v_{r-1} with
+All estimate the gradient from the whole cohort, v_r = mean_i u_i + (1-β) v_{r-1} with
 u_i = mean_k [∇F(x^r; ξ_k) - (1-β) ∇F(x^{r-1}; ξ_k)], and v_0 a large batch over all clients.
 """
 
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kedge.algorithm import Algorithm, hyper, hyper_gamma, hyper_opening, server_rate
-from kedge.algorithms.messages import Displacement, MeanDirection, Model
+from kedge.algorithms.exchanges import MeanGradient, stay
+from kedge.algorithms.messages import Displacement, MeanDirection, Model, TwoModels
 from kedge.direction import GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction
 from kedge.exchange import Cohort, Effort, Exchange, Local, Nothing, Round
 
@@ -20,13 +22,6 @@ class Storm(NamedTuple):
     x: Vector
     x_prev: Vector
     v: Vector
-
-
-class TwoModels(NamedTuple):
-    """x^r and x^{r-1}."""
-
-    x: Vector
-    x_prev: Vector
 
 
 class ModelAndGradient(NamedTuple):
@@ -56,7 +51,7 @@ class MBStorm(Algorithm[Storm, Nothing]):
         return Nothing()
 
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
-        return (Snapshot(self.opening_batches, then=self.step),)
+        return (MeanGradient("v", self.opening_batches, then=self.step),)
 
     def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, TwoModels, MeanDirection], ...]:
         # The opening gave v_0 and took the step of round 0.
@@ -83,40 +78,37 @@ class CELSGD(Algorithm[Storm, Nothing]):
         return Nothing()
 
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
-        return (Snapshot(self.opening_batches),)
+        return (MeanGradient("v", self.opening_batches),)
 
     def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
         local = RecursiveSteps("first" if self.output == "one" else "sampled")
         return (Estimate(self.beta), local) if round else (local,)
 
 
-def stay(server: Storm, round: Round) -> Storm:
-    """Leave x where it is: another exchange will move it."""
-    return server
-
-
 @dataclass(frozen=True)
-class Snapshot(Exchange[Storm, Nothing, Model, MeanDirection]):
-    """v: the mean over all clients of B minibatch gradients at x^r."""
+class BVRLSGD(Algorithm[Storm, Nothing]):
+    """BVR-L-SGD: a large batch at the start of every stage, a plain recursion within it, local steps as CE-LSGD."""
 
-    cohort = "everyone"
-    batches: int
-    then: Callable[[Storm, Round], Storm] = stay
+    full_participation = True
 
-    def effort(self, base: Effort) -> Effort:
-        return Effort(steps=1, minibatches=self.batches)
+    stage_rounds: int = hyper(20, help="rounds of a stage, which starts from a new large batch", at_least=1)
+    opening_batches: int = hyper(16, help="minibatches per client of the large batch", at_least=1)
 
-    def broadcast(self, server: Storm) -> Model:
-        return Model(server.x)
+    def init_server(self, x: Vector) -> Storm:
+        return Storm(x, x_prev=x, v=0 * x)
 
-    def direction(self, down: Model, client: Nothing) -> Direction:
-        return GRAD
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
 
-    def reply(self, down: Model, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
-        return MeanDirection(local.mean_direction), client
+    def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
+        return (MeanGradient("v", self.opening_batches),)
 
-    def fold(self, server: Storm, up: MeanDirection, round: Round) -> Storm:
-        return self.then(server._replace(v=up.direction), round)
+    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
+        local = RecursiveSteps("first")
+        if round == 0:
+            return (local,)
+        begins = round % self.stage_rounds == 0
+        return (MeanGradient("v", self.opening_batches) if begins else Estimate(beta=0), local)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from kedge.problem.datasets import DATASETS, DataSet, load_dataset
 from kedge.problem.federation import Federation
 from kedge.problem.load import load_federation
-from kedge.problem.models import MODELS, build_model
+from kedge.problem.models import MODELS, build_model, model_options
 from kedge.problem.partition import PARTITIONS, PartitionStatistics, describe, split
 from kedge.problem.quadratics import Quadratics, quadratics
 
@@ -19,6 +19,7 @@ __all__ = [
     "describe",
     "load_dataset",
     "load_federation",
+    "model_options",
     "quadratics",
     "split",
 ]

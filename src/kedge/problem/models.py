@@ -7,6 +7,7 @@ max-pooling. ``resnet18`` is that of He et al., "Deep Residual Learning for Imag
 Quagmire of Decentralized Machine Learning" (2020).
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -130,3 +131,11 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, *, seed: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(whole_seed(seed))
         return MODELS[name](shape, whole("classes", classes, 1), **options)
+
+
+def model_options(name: str) -> dict[str, Any]:
+    """Return the options of the model ``name`` with their defaults."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    parameters = inspect.signature(MODELS[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}

@@ -17,21 +17,26 @@ from kedge.errors import UsageError
 class RunDirectory:
     """`config.toml`, `metrics.jsonl`, `model.safetensors` and `summary.json` of one run."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Check that the directory can be made; nothing is written before `create`."""
         self.path = Path(path)
+        self._config = config
+        existing = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
+        if not existing.is_dir():
+            raise UsageError(f"out is {self.path}, but {existing} is not a directory")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise UsageError(f"out is {self.path}, but {existing} cannot be written")
+        if existing == self.path and any(self.path.iterdir()):
+            raise UsageError(f"out is {self.path}, but that directory is not empty; nothing was overwritten")
+
+    def create(self) -> None:
+        """Make the directory and write the complete configuration, if there is one."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            used = any(self.path.iterdir())
+            if self._config is not None:
+                write_atomically(self.path / "config.toml", to_toml(self._config).encode())
         except OSError as error:
             raise UsageError(f"out is {self.path}, but it cannot be written: {error.strerror}") from error
-        if used:
-            raise UsageError(f"out is {self.path}, but that directory is not empty; nothing was overwritten")
-        if not os.access(self.path, os.W_OK):
-            raise UsageError(f"out is {self.path}, but it cannot be written: permission denied")
-
-    def write_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the complete configuration."""
-        write_atomically(self.path / "config.toml", to_toml(config).encode())
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add a line for an evaluated round."""

@@ -18,6 +18,7 @@ from kedge.simulator import Settings, Simulation
 from kedge.simulator.engine import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.simulation import Weights
+from kedge.simulator.threads import compute_threads
 
 Row = dict[str, float]
 Watch = Callable[[int, Row | None], None]
@@ -104,8 +105,10 @@ def simulate(
         cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
         weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
     )  # fmt: skip
-    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device)
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out)
+    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device)
+    if directory is not None:
+        directory.create()
     summary = {"algorithm": repr(algorithm), "engine": run.engine.name, "versions": environment()}
     history: list[Row] = []
     began = time.perf_counter()
@@ -115,7 +118,8 @@ def simulate(
         return Result(final, history, run.cohorts, dict(run.server._asdict()), run)
 
     # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
-    with torch.random.fork_rng(devices=[], enabled=run.engine.random):
+    samples = batch_size or max(federation.sizes)
+    with torch.random.fork_rng(devices=[], enabled=run.engine.random), compute_threads(run.server.x.numel(), samples):
         for done in range(1, rounds + 1):
             run.advance()
             row = None

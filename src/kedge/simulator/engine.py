@@ -7,6 +7,7 @@ every client, follow the gradients at the local model, and are averaged apart.
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from kedge.exchange import Local
 from kedge.local_steps import local_steps
 from kedge.problem import Federation
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 def _views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
@@ -91,7 +92,7 @@ class ModuleEngine:
         if loss is cross_entropy:
             self._check_labels(output)
 
-    def _tried(self) -> tuple[Tensor, bool]:
+    def _tried(self) -> tuple[Any, bool]:
         """Run the model on two samples; return its output and whether it drew random numbers (dropout)."""
         features, labels = self.federation.features[:2], self.federation.labels[:2]
         before, buffers = torch.get_rng_state(), self.flat.buffers.clone()
@@ -105,9 +106,9 @@ class ModuleEngine:
         after = torch.get_rng_state()
         torch.set_rng_state(before)
         self.flat.buffers.copy_(buffers)
-        return output.detach(), not torch.equal(before, after)
+        return output, not torch.equal(before, after)
 
-    def _check_labels(self, output: Tensor) -> None:
+    def _check_labels(self, output: Any) -> None:
         """Cross-entropy reads labels as classes; say so before an index error deep inside does."""
         if output.ndim != 2:
             raise UsageError(

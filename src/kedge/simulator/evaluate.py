@@ -18,7 +18,7 @@ def evaluate(module: nn.Module, loss: Loss, features: Tensor, labels: Tensor) ->
         for x, y in zip(torch.split(features, CHUNK), torch.split(labels, CHUNK), strict=True):
             output = module(x)
             total += float(loss(output, y)) * len(y)
-            scored = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+            scored = isinstance(output, Tensor) and output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
             if scored:
                 right += int((output.argmax(dim=1) == y).sum())
     metrics = {"loss": total / len(labels)}

@@ -1,0 +1,120 @@
+"""Dual variables that learn the clients' gradients: FedDyn, Acar et al. 2021, and FedPD, Zhang et al. 2021.
+
+q_i is FedDyn's running gradient, and h its mean over all N clients; λ_i = -q_i is FedPD's multiplier, x_{0,i} its
+anchor, and alpha is 1/η of that paper.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kedge.algorithm import Algorithm, SingleExchange, hyper
+from kedge.algorithms.messages import Displacement, Model
+from kedge.direction import DISPLACEMENT, GRAD, Direction, Vector
+from kedge.exchange import Exchange, Local, Nothing, Round
+
+
+def hyper_alpha() -> Any:
+    """Declare the weight of the quadratic penalty."""
+    return hyper(0.1, help="weight of the quadratic penalty, and rate of the dual variables", above=0)
+
+
+class Dynamic(NamedTuple):
+    """The server of FedDyn."""
+
+    x: Vector
+    h: Vector
+
+
+class RunningGradient(NamedTuple):
+    """A client of FedDyn."""
+
+    q_i: Vector
+
+
+@dataclass(frozen=True)
+class FedDyn(SingleExchange[Dynamic, RunningGradient, Model, Displacement]):
+    """Dynamic regularisation: K steps on f_i(y) - <q_i, y> + alpha/2 |y - x^r|²."""
+
+    alpha: float = hyper_alpha()
+
+    def init_server(self, x: Vector) -> Dynamic:
+        return Dynamic(x, h=0 * x)
+
+    def init_client(self, x: Vector) -> RunningGradient:
+        return RunningGradient(q_i=0 * x)
+
+    def broadcast(self, server: Dynamic) -> Model:
+        return Model(server.x)
+
+    def direction(self, down: Model, client: RunningGradient) -> Direction:
+        return GRAD - client.q_i + self.alpha * DISPLACEMENT
+
+    def reply(self, down: Model, client: RunningGradient, local: Local) -> tuple[Displacement, RunningGradient]:
+        return Displacement(local.displacement), RunningGradient(client.q_i + self.alpha * local.displacement)
+
+    def fold(self, server: Dynamic, up: Displacement, round: Round) -> Dynamic:
+        h = server.h + self.alpha * round.share * up.displacement
+        return Dynamic(x=server.x - up.displacement - h / self.alpha, h=h)
+
+
+class PrimalDual(NamedTuple):
+    """A client of FedPD."""
+
+    x: Vector  # the last average that it has heard
+    x_0i: Vector  # its own x_{0,i}^+
+    lambda_i: Vector
+
+
+def communicates(round: int, skip: float) -> bool:
+    """Draw, by the number of the round alone, whether it ends with an average: the probability is 1 - ``skip``."""
+    return bool(np.random.Generator(np.random.Philox(key=round)).random() >= skip)
+
+
+@dataclass(frozen=True)
+class FedPD(Algorithm[Model, PrimalDual]):
+    """Primal-dual steps of all clients, who may skip the average of their anchors."""
+
+    full_participation = True
+
+    alpha: float = hyper_alpha()
+    skip: float = hyper(0.0, help="probability p of a round without communication", at_least=0, at_most=1)
+
+    def init_server(self, x: Vector) -> Model:
+        return Model(x)
+
+    def init_client(self, x: Vector) -> PrimalDual:
+        return PrimalDual(x, x_0i=x, lambda_i=0 * x)
+
+    def exchanges(self, round: int) -> tuple[Exchange[Model, PrimalDual, Any, Any], ...]:
+        hears = round == 0 or communicates(round - 1, self.skip)
+        return (PrimalDualSteps(self.alpha, hears, tells=communicates(round, self.skip)),)
+
+
+@dataclass(frozen=True)
+class PrimalDualSteps(Exchange[Model, PrimalDual, Any, Any]):
+    """K steps on f_i(y) + <λ_i, y - x_{0,i}> + alpha/2 |y - x_{0,i}|² from x_{0,i}, then λ_i and x_{0,i}^+."""
+
+    alpha: float
+    hears: bool  # the last round averaged the anchors: x_{0,i} = x^r comes down
+    tells: bool  # this round will: x_{0,i}^+ goes up
+
+    def broadcast(self, server: Model) -> Model | Nothing:
+        return server if self.hears else Nothing()
+
+    def start(self, down: Any, client: PrimalDual) -> Vector:
+        x: Vector = down.x if self.hears else client.x_0i
+        return x
+
+    def direction(self, down: Any, client: PrimalDual) -> Direction:
+        return GRAD + client.lambda_i + self.alpha * DISPLACEMENT
+
+    def reply(self, down: Any, client: PrimalDual, local: Local) -> tuple[Displacement | Nothing, PrimalDual]:
+        x = local.start if self.hears else client.x
+        lambda_i = client.lambda_i - self.alpha * local.displacement
+        x_0i = local.x + lambda_i / self.alpha
+        return Displacement(x - x_0i) if self.tells else Nothing(), PrimalDual(x, x_0i, lambda_i)
+
+    def fold(self, server: Model, up: Any, round: Round) -> Model:
+        return Model(x=server.x - up.displacement) if self.tells else server

@@ -1,0 +1,63 @@
+"""FedProx, Li et al. 2020, and FedNova, Wang et al. 2020: other local objectives, other numbers of local steps."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kedge.algorithm import Algorithm, SingleExchange, hyper, hyper_gamma, server_rate
+from kedge.algorithms.exchanges import LocalTraining
+from kedge.algorithms.messages import Model
+from kedge.direction import DISPLACEMENT, GRAD, Direction, Vector
+from kedge.exchange import Local, Nothing, Round
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm[Model, Nothing]):
+    """FedAvg whose clients take K steps on f_i(y) + mu/2 |y - x^r|²."""
+
+    mu: float = hyper(0.01, help="weight of the proximal term; 0 is FedAvg", at_least=0)
+    gamma: float | None = hyper_gamma()
+
+    def init_server(self, x: Vector) -> Model:
+        return Model(x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def exchanges(self, round: int) -> tuple[LocalTraining]:
+        return (LocalTraining(self.step, along=GRAD + self.mu * DISPLACEMENT),)
+
+    def step(self, server: Model, displacement: Vector, round: Round) -> Model:
+        """x^{r+1} = x^r - gamma g^{r+1}."""
+        g = displacement / (self.eta * round.local_steps)
+        return Model(x=server.x - server_rate(self.gamma, self.eta, round) * g)
+
+
+class Normalized(NamedTuple):
+    """d_i = (x^r - x_i^{r,K_i}) / (eta K_i), and K_i."""
+
+    direction: Vector
+    steps: Vector  # one number
+
+
+@dataclass(frozen=True)
+class FedNova(SingleExchange[Model, Nothing, Model, Normalized]):
+    """Normalised averaging: clients that take more steps do not weigh more."""
+
+    def init_server(self, x: Vector) -> Model:
+        return Model(x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def broadcast(self, server: Model) -> Model:
+        return server
+
+    def direction(self, down: Model, client: Nothing) -> Direction:
+        return GRAD
+
+    def reply(self, down: Model, client: Nothing, local: Local) -> tuple[Normalized, Nothing]:
+        return Normalized(local.mean_direction, local.steps), client
+
+    def fold(self, server: Model, up: Normalized, round: Round) -> Model:
+        tau_eff = up.steps
+        return Model(x=server.x - self.eta * tau_eff * up.direction)

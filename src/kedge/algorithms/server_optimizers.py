@@ -1,0 +1,181 @@
+"""FedAvg's clients, another server: SlowMo, Wang et al. 2020; server momentum, Hsu et al. 2019; the adaptive servers
+of Reddi et al. 2021, without bias correction.
+
+D is the mean over the cohort of x_i^{r,K} - x^r.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kedge.algorithm import Algorithm, hyper
+from kedge.algorithms.exchanges import LocalTraining
+from kedge.direction import Vector
+from kedge.exchange import Nothing, Round
+
+
+def hyper_server_lr(default: float) -> Any:
+    """Declare the rate of a server optimiser."""
+    return hyper(default, help="rate of the server's optimiser", above=0)
+
+
+def hyper_beta1() -> Any:
+    """Declare the decay of a server's momentum."""
+    return hyper(0.9, help="decay of the server's momentum, 0 is none", at_least=0, at_most=1)
+
+
+def hyper_beta2() -> Any:
+    """Declare the decay of a server's second moment."""
+    return hyper(0.99, help="decay of the server's second moment", at_least=0, at_most=1)
+
+
+def hyper_tau() -> Any:
+    """Declare the adaptivity of a server."""
+    return hyper(1e-3, help="adaptivity: the larger, the less; the second moment starts at its square", above=0)
+
+
+class Slow(NamedTuple):
+    """The server of SlowMo: u in units of a gradient."""
+
+    x: Vector
+    u: Vector
+
+
+@dataclass(frozen=True)
+class SlowMo(Algorithm[Slow, Nothing]):
+    """Slow momentum: the server's, in units of a gradient."""
+
+    alpha: float = hyper(1.0, help="slow learning rate", above=0)
+    beta: float = hyper(0.5, help="slow momentum, 0 is none", at_least=0, at_most=1)
+
+    def init_server(self, x: Vector) -> Slow:
+        return Slow(x, u=0 * x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def exchanges(self, round: int) -> tuple[LocalTraining]:
+        return (LocalTraining(self.step),)
+
+    def step(self, server: Slow, displacement: Vector, round: Round) -> Slow:
+        """u <- β u + (x^r - mean x_i^{r,K}) / eta, x <- x - alpha eta u."""
+        u = self.beta * server.u + displacement / self.eta
+        return Slow(x=server.x - self.alpha * self.eta * u, u=u)
+
+
+class Heavy(NamedTuple):
+    """The server of server momentum: m in units of the model."""
+
+    x: Vector
+    m: Vector
+
+
+@dataclass(frozen=True)
+class ServerMomentum(Algorithm[Heavy, Nothing]):
+    """Momentum on the server alone; elsewhere called FedAvgM."""
+
+    server_lr: float = hyper_server_lr(1.0)
+    beta1: float = hyper_beta1()
+
+    def init_server(self, x: Vector) -> Heavy:
+        return Heavy(x, m=0 * x)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def exchanges(self, round: int) -> tuple[LocalTraining]:
+        return (LocalTraining(self.step),)
+
+    def step(self, server: Heavy, displacement: Vector, round: Round) -> Heavy:
+        """m <- β1 m + D, x <- x + server_lr m."""
+        m = self.beta1 * server.m - displacement
+        return Heavy(x=server.x + self.server_lr * m, m=m)
+
+
+class Variance(NamedTuple):
+    """The server of FedAdagrad."""
+
+    x: Vector
+    v: Vector
+
+
+@dataclass(frozen=True)
+class FedAdagrad(Algorithm[Variance, Nothing]):
+    """Adagrad on the server."""
+
+    server_lr: float = hyper_server_lr(0.1)
+    tau: float = hyper_tau()
+
+    def init_server(self, x: Vector) -> Variance:
+        return Variance(x, v=0 * x + self.tau**2)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def exchanges(self, round: int) -> tuple[LocalTraining]:
+        return (LocalTraining(self.step),)
+
+    def step(self, server: Variance, displacement: Vector, round: Round) -> Variance:
+        """v <- v + D², x <- x + server_lr D / (√v + tau)."""
+        D = -displacement
+        v = server.v + D**2
+        return Variance(x=server.x + self.server_lr * D / (v.sqrt() + self.tau), v=v)
+
+
+class Moments(NamedTuple):
+    """The server of FedAdam and FedYogi."""
+
+    x: Vector
+    m: Vector
+    v: Vector
+
+
+@dataclass(frozen=True)
+class FedAdam(Algorithm[Moments, Nothing]):
+    """Adam on the server."""
+
+    server_lr: float = hyper_server_lr(0.01)
+    beta1: float = hyper_beta1()
+    beta2: float = hyper_beta2()
+    tau: float = hyper_tau()
+
+    def init_server(self, x: Vector) -> Moments:
+        return Moments(x, m=0 * x, v=0 * x + self.tau**2)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def exchanges(self, round: int) -> tuple[LocalTraining]:
+        return (LocalTraining(self.step),)
+
+    def step(self, server: Moments, displacement: Vector, round: Round) -> Moments:
+        """m <- β1 m + (1-β1) D, v <- β2 v + (1-β2) D², x <- x + server_lr m / (√v + tau)."""
+        D = -displacement
+        m = self.beta1 * server.m + (1 - self.beta1) * D
+        v = self.beta2 * server.v + (1 - self.beta2) * D**2
+        return Moments(x=server.x + self.server_lr * m / (v.sqrt() + self.tau), m=m, v=v)
+
+
+@dataclass(frozen=True)
+class FedYogi(Algorithm[Moments, Nothing]):
+    """Yogi on the server."""
+
+    server_lr: float = hyper_server_lr(0.01)
+    beta1: float = hyper_beta1()
+    beta2: float = hyper_beta2()
+    tau: float = hyper_tau()
+
+    def init_server(self, x: Vector) -> Moments:
+        return Moments(x, m=0 * x, v=0 * x + self.tau**2)
+
+    def init_client(self, x: Vector) -> Nothing:
+        return Nothing()
+
+    def exchanges(self, round: int) -> tuple[LocalTraining]:
+        return (LocalTraining(self.step),)
+
+    def step(self, server: Moments, displacement: Vector, round: Round) -> Moments:
+        """m <- β1 m + (1-β1) D, v <- v - (1-β2) D² sign(v - D²), x <- x + server_lr m / (√v + tau)."""
+        D = -displacement
+        m = self.beta1 * server.m + (1 - self.beta1) * D
+        v = server.v - (1 - self.beta2) * D**2 * (server.v - D**2).sign()
+        return Moments(x=server.x + self.server_lr * m / (v.sqrt() + self.tau), m=m, v=v)

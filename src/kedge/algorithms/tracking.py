@@ -1,0 +1,168 @@
+"""Gradient tracking with one vector up: VRL-SGD, Liang et al. 2019; FedGATE, Haddadpour et al. 2021 (without
+compression); LED, Alghunaim 2023, on a star network.
+
+A client corrects its gradient by what its own steps differed from the mean: by D_i, delta_i or y_i, of which the sum
+over all clients is zero. In VRL-SGD and LED a client hears x^{r+1} with the next round, and corrects itself then.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kedge.algorithm import Algorithm, SingleExchange, hyper, hyper_gamma, server_rate
+from kedge.algorithms.messages import Displacement, MeanDirection, Model, Momentum
+from kedge.direction import GRAD, Direction, Vector
+from kedge.exchange import Effort, Exchange, Local, Nothing, Round
+
+
+class Averaged(NamedTuple):
+    """The server of VRL-SGD."""
+
+    x: Vector
+    span: Vector  # one number: eta K of the round that made x; any in the first, where x^0 = x_i
+
+
+class Deviation(NamedTuple):
+    """A client of VRL-SGD: D_i^{r-1}, and where its last round ended."""
+
+    D_i: Vector
+    x_i: Vector
+
+
+@dataclass(frozen=True)
+class VRLSGD(SingleExchange[Averaged, Deviation, Averaged, Displacement]):
+    """Variance-reduced local SGD: D_i^r = D_i^{r-1} + (x^r - x_i^{r-1,K}) / (eta K)."""
+
+    full_participation = True
+
+    def init_server(self, x: Vector) -> Averaged:
+        return Averaged(x, span=0 * x[:1] + 1)
+
+    def init_client(self, x: Vector) -> Deviation:
+        return Deviation(D_i=0 * x, x_i=x)
+
+    def broadcast(self, server: Averaged) -> Averaged:
+        return server
+
+    def direction(self, down: Averaged, client: Deviation) -> Direction:
+        return GRAD - deviation(down, client)
+
+    def reply(self, down: Averaged, client: Deviation, local: Local) -> tuple[Displacement, Deviation]:
+        return Displacement(local.displacement), Deviation(deviation(down, client), x_i=local.x)
+
+    def fold(self, server: Averaged, up: Displacement, round: Round) -> Averaged:
+        return Averaged(x=server.x - up.displacement, span=0 * server.span + self.eta * round.local_steps)
+
+
+def deviation(down: Averaged, client: Deviation) -> Vector:
+    """D_i^r."""
+    return client.D_i + (down.x - client.x_i) / down.span
+
+
+class Gate(NamedTuple):
+    """A client of FedGATE."""
+
+    delta_i: Vector  # within a round, delta_i + u_i
+
+
+@dataclass(frozen=True)
+class FedGATE(Algorithm[Momentum, Gate]):
+    """Gradient tracking with a server rate: u_i goes up, their mean g comes down, delta_i <- delta_i + u_i - g."""
+
+    gamma: float | None = hyper_gamma()
+
+    def init_server(self, x: Vector) -> Momentum:
+        return Momentum(x, g=0 * x)
+
+    def init_client(self, x: Vector) -> Gate:
+        return Gate(delta_i=0 * x)
+
+    def exchanges(self, round: int) -> tuple[Exchange[Momentum, Gate, Any, Any], ...]:
+        return (GateSteps(), GateCorrection(self.step))
+
+    def step(self, server: Momentum, round: Round) -> Momentum:
+        """x^{r+1} = x^r - gamma g."""
+        return server._replace(x=server.x - server_rate(self.gamma, self.eta, round) * server.g)
+
+
+@dataclass(frozen=True)
+class GateSteps(Exchange[Momentum, Gate, Model, MeanDirection]):
+    """u_i = (x^r - x_i^{r,K}) / (eta K), along ∇F - delta_i."""
+
+    def broadcast(self, server: Momentum) -> Model:
+        return Model(server.x)
+
+    def direction(self, down: Model, client: Gate) -> Direction:
+        return GRAD - client.delta_i
+
+    def reply(self, down: Model, client: Gate, local: Local) -> tuple[MeanDirection, Gate]:
+        u_i = local.mean_direction
+        return MeanDirection(u_i), Gate(delta_i=client.delta_i + u_i)
+
+    def fold(self, server: Momentum, up: MeanDirection, round: Round) -> Momentum:
+        return server._replace(g=up.direction)
+
+
+@dataclass(frozen=True)
+class GateCorrection(Exchange[Momentum, Gate, Momentum, Nothing]):
+    """The cohort hears g and takes it off delta_i; nothing is computed, and nothing goes up."""
+
+    then: Callable[[Momentum, Round], Momentum]
+
+    def effort(self, base: Effort) -> Effort:
+        return Effort(steps=0, minibatches=None)
+
+    def broadcast(self, server: Momentum) -> Momentum:
+        return server
+
+    def direction(self, down: Momentum, client: Gate) -> Direction:
+        return Direction()
+
+    def reply(self, down: Momentum, client: Gate, local: Local) -> tuple[Nothing, Gate]:
+        return Nothing(), Gate(delta_i=client.delta_i - down.g)
+
+    def fold(self, server: Momentum, up: Nothing, round: Round) -> Momentum:
+        return self.then(server, round)
+
+
+class Network(NamedTuple):
+    """The server of LED."""
+
+    x: Vector
+    b: Vector  # one number; any in the first round, where y_i = 0
+
+
+class Ahead(NamedTuple):
+    """A client of LED: z_i = y_i^{r-1} + x_i^{r-1,K}, so that y_i^r = z_i - x^r."""
+
+    z_i: Vector
+
+
+@dataclass(frozen=True)
+class LED(SingleExchange[Network, Ahead, Network, Displacement]):
+    """Local exact diffusion: K steps φ <- φ - eta ∇F(φ; ξ) - b y_i, then y_i^{r+1} = y_i^r + x_i^{r,K} - x^{r+1}."""
+
+    full_participation = True
+
+    b: float | None = hyper(None, help="weight of the correction; by default 1/K", above=0, at_most=1)
+
+    def init_server(self, x: Vector) -> Network:
+        return Network(x, b=0 * x[:1] + 1)
+
+    def init_client(self, x: Vector) -> Ahead:
+        return Ahead(z_i=x)
+
+    def broadcast(self, server: Network) -> Network:
+        return server
+
+    def direction(self, down: Network, client: Ahead) -> Direction:
+        y_i = client.z_i - down.x
+        return GRAD + down.b / self.eta * y_i
+
+    def reply(self, down: Network, client: Ahead, local: Local) -> tuple[Displacement, Ahead]:
+        y_i = client.z_i - down.x
+        return Displacement(local.displacement), Ahead(z_i=y_i + local.x)
+
+    def fold(self, server: Network, up: Displacement, round: Round) -> Network:
+        b = 1 / round.local_steps if self.b is None else self.b
+        return Network(x=server.x - up.displacement, b=0 * server.b + b)

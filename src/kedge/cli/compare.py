@@ -1,0 +1,197 @@
+"""`kedge compare`: several algorithms on the same data, cohorts and minibatches."""
+
+import dataclasses
+import tomllib
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kedge.algorithms import ALGORITHMS, find_algorithm
+from kedge.cli import options
+from kedge.cli.console import errors, figure, output, progress_bar
+from kedge.errors import UsageError, unknown
+from kedge.report.comparison import Record, Summary, default_target, summarise, write_csv
+from kedge.runs.config import Config, check, partition_name, problem_of, resolved, run_config
+from kedge.runs.directory import RunDirectory
+from kedge.runs.simulate import DivergedError, Row
+
+DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
+
+
+def compare(
+    config: options.ConfigFile = None,
+    algorithms: Annotated[str, typer.Option(help="Ids with commas between, or 'all'.")] = DEFAULT,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 3,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy to count rounds and bytes to. [95 % of the best]", show_default=False)
+    ] = None,
+    eta: options.Eta = None,
+    beta: options.Beta = None,
+    gamma: options.Gamma = None,
+    dataset: options.Dataset = None,
+    data_dir: options.DataDir = None,
+    model: options.Model = None,
+    clients: options.Clients = None,
+    partition: options.Partition = None,
+    alpha: options.Alpha = None,
+    rounds: options.Rounds = None,
+    cohort: options.Cohort = None,
+    local_steps: options.LocalSteps = None,
+    batch_size: options.BatchSize = None,
+    weight_decay: options.WeightDecay = None,
+    seed: options.Seed = None,
+    eval_every: options.EvalEvery = None,
+    device: options.Device = None,
+    set_: options.Set = None,
+    out: options.Out = None,
+) -> None:
+    """Compare algorithms over several seeds on the same data, cohorts and minibatches.
+
+    Each algorithm has its own eta and beta, found by a grid on the default problem (experiments/digits_grid.py): for
+    another problem set yours, with --eta and --beta for all or --set scaffold-m.eta=0.2 for one.
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds is {seeds}, but must be at least 1")
+    if target is not None and not 0 < target <= 1:
+        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
+    raw = options.configuration(config, set_, locals())
+    chosen = _chosen(algorithms, raw)
+    first = chosen[next(iter(chosen))]
+    path = out or options.new_directory(f"compare-{first.data.dataset}")
+    RunDirectory(path)
+    records, interrupted = _run_all(chosen, seeds, path)
+    if records:
+        _report(records, target, path, first, seeds)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
+    """Return a checked configuration per algorithm."""
+    everything = names.strip() == "all"
+    ids = list(ALGORITHMS) if everything else [name.strip() for name in names.split(",") if name.strip()]
+    if not ids:
+        raise UsageError("algorithms is empty, but must name at least one")
+    common = {name: section for name, section in raw.items() if name not in ALGORITHMS}
+    shared = {key: value for key, value in common.pop("algorithm", {}).items() if key != "name"}
+    for section in raw:
+        if section in ALGORITHMS and section not in ids:
+            raise UsageError(f"--set names {section}, but the comparison has only {', '.join(ids)}")
+    known: set[str] = set()
+    chosen: dict[str, Config] = {}
+    for name in dict.fromkeys(ids):
+        fields = {field.name for field in dataclasses.fields(find_algorithm(name))}
+        known |= fields
+        hyper = tuned().get(name, {}) | {key: value for key, value in shared.items() if key in fields}
+        chosen[name] = check(common | {"algorithm": {"name": name} | hyper | raw.get(name, {})})
+    for key in shared:
+        if key not in known:
+            raise unknown("hyper-parameter", key, known)
+    return _participating(chosen) if everything else chosen
+
+
+def _participating(chosen: dict[str, Config]) -> dict[str, Config]:
+    """Leave out, with a note, what is not defined for a cohort smaller than the federation."""
+    run, data = next(iter(chosen.values())).run, next(iter(chosen.values())).data
+    if run.cohort == "all" or run.cohort == data.clients:
+        return chosen
+    left_out = [name for name in chosen if find_algorithm(name).full_participation]
+    if left_out:
+        errors.print(f"Left out, because they need every client in every round: {', '.join(left_out)}", soft_wrap=True)
+    return {name: config for name, config in chosen.items() if name not in left_out}
+
+
+def tuned() -> dict[str, dict[str, float]]:
+    """Return the hyper-parameters that the grid on the default problem found."""
+    return tomllib.loads((resources.files("kedge.cli") / "tuned.toml").read_text(encoding="utf-8"))
+
+
+def _run_all(chosen: dict[str, Config], seeds: int, path: Path) -> tuple[list[Record], bool]:
+    records: list[Record] = []
+    total = sum(config.run.rounds for config in chosen.values()) * seeds
+    first = next(iter(chosen.values())).run.seed
+    with progress_bar() as bar:
+        task = bar.add_task("", total=total)
+        try:
+            for seed in range(first, first + seeds):
+                runs = {name: _seeded(config, seed) for name, config in chosen.items()}
+                problem = problem_of(next(iter(runs.values())))
+                for name, config in runs.items():
+                    bar.update(task, description=f"{name}, seed {seed}")
+                    history: list[Row] = []
+
+                    def watch(done: int, row: Row | None, history: list[Row] = history) -> None:
+                        bar.advance(task)
+                        if row is not None:
+                            history.append(row)
+
+                    directory = RunDirectory(path / "runs" / f"{name}-{seed}", resolved(config))
+                    diverged = None
+                    try:
+                        run_config(config, problem, directory, watch)
+                    except DivergedError as error:
+                        diverged = error.result.simulation.round
+                        bar.advance(task, config.run.rounds - diverged)
+                    records.append(Record(name, seed, history, diverged))
+                    if not errors.is_terminal:
+                        errors.print(_line(records[-1]), highlight=False)
+        except KeyboardInterrupt:
+            return records, True
+    return records, False
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+
+
+def _line(record: Record) -> str:
+    if record.diverged is not None:
+        return f"{record.algorithm}, seed {record.seed}: diverged in round {record.diverged}"
+    accuracy = figure(record.history[-1].get("test_accuracy"), ".1%")
+    return f"{record.algorithm}, seed {record.seed}: accuracy {accuracy} ({record.history[-1]['seconds']:.1f} s)"
+
+
+def _report(records: list[Record], target: float | None, path: Path, config: Config, seeds: int) -> None:
+    from kedge.report.figures import draw_comparison  # matplotlib takes its time to load
+
+    target = target if target is not None else default_target(records)
+    summaries = summarise(records, target)
+    write_csv(path / "summary.csv", [asdict(summary) for summary in summaries])
+    curves = [{"algorithm": r.algorithm, "seed": r.seed, **row} for r in records for row in r.history]
+    write_csv(path / "curves.csv", curves)
+    title = _title(config)
+    files = ["summary.csv", "curves.csv", "runs/"]
+    if any(record.diverged is None for record in records):
+        note = f"lines: mean of {seeds} seeds; bands: smallest to largest"
+        files = [drawn.name for drawn in draw_comparison(records, path / "curves", title, note)] + files
+    output.print(_table(summaries, target, title))
+    output.print(f"Written to {path}: {', '.join(files)}", highlight=False, soft_wrap=True)
+
+
+def _title(config: Config) -> str:
+    data, run = config.data, config.run
+    division = data.heterogeneity if data.dataset == "quadratics" else f"{partition_name(config)} {data.alpha:g}"
+    return f"{data.dataset}: {data.clients} clients, {run.cohort} a round, {division}, K = {run.local_steps}"
+
+
+def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table.add_column("algorithm", no_wrap=True)
+    goal = "target" if target is None else f"{target:.0%}"
+    for name in ("accuracy", "best", "loss", f"rounds to {goal}", f"MB to {goal}", "gradients", "seconds"):
+        table.add_column(name, justify="right", no_wrap=name == "accuracy")
+    for s in summaries:
+        spread = "" if s.final_accuracy_std is None else f" ± {100 * s.final_accuracy_std:.1f}"
+        accuracy = figure(s.final_accuracy, ".1%") + spread
+        if s.diverged:
+            accuracy = f"{s.diverged} of {s.seeds} diverged"
+        table.add_row(
+            s.algorithm, accuracy, figure(s.best_accuracy, ".1%"), figure(s.final_loss, ".3g"),
+            figure(s.rounds_to_target, ".0f"), figure(s.megabytes_to_target, ".1f"), figure(s.gradients, ".0f"),
+            figure(s.seconds, ".1f"),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,56 @@
+"""`kedge`: the commands, and how they end.
+
+Exit 0 on success; 2 with one sentence on a wrong input; 1 when a run diverged; 130 on Ctrl-C.
+"""
+
+import sys
+from typing import Any
+
+import typer
+
+from kedge.cli import algorithms, compare, partition, run
+from kedge.cli.console import errors
+from kedge.errors import UsageError
+from kedge.runs.simulate import DivergedError
+
+app = typer.Typer(
+    help="Federated learning that does not drift: momentum, control variates and variance reduction on non-IID data.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("algorithms")(algorithms.algorithms)
+app.command("partition")(partition.partition)
+
+# Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.
+_ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(execute())
+
+
+def execute(arguments: list[str] | None = None) -> int:
+    """Run the command line with these arguments, or the process's own; return the exit code."""
+    try:
+        outcome = app(arguments, standalone_mode=False)
+    except (UsageError, DivergedError) as error:
+        errors.print(f"kedge: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 2 if isinstance(error, UsageError) else 1
+    except _ClickException as error:
+        errors.print(f"kedge: {error.format_message()}", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        outcome = INTERRUPTED
+    except typer.Exit as request:
+        outcome = request.exit_code
+    if outcome == INTERRUPTED:  # some versions of typer turn Ctrl-C into this number themselves
+        errors.print("kedge: interrupted; what was done is kept", highlight=False)
+    return outcome if isinstance(outcome, int) else 0

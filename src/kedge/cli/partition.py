@@ -1,0 +1,72 @@
+"""`kedge partition`: how unequal a division of the data is."""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from kedge.cli import options
+from kedge.cli.console import output
+from kedge.errors import UsageError
+from kedge.problem import describe
+from kedge.runs.config import federation_of, partition_name
+
+
+def partition(
+    config: options.ConfigFile = None,
+    dataset: options.Dataset = None,
+    data_dir: options.DataDir = None,
+    clients: options.Clients = None,
+    partition: options.Partition = None,
+    alpha: options.Alpha = None,
+    seed: options.Seed = None,
+    set_: options.Set = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw clients x labels into this file, as PNG and SVG.", show_default=False)
+    ] = None,
+) -> None:
+    """Show how a data set is divided: sizes, label entropy, and how far apart the clients are."""
+    settings = options.checked(config, set_, locals())
+    if out is not None:
+        _check_target(out)
+    if settings.data.dataset == "quadratics":
+        raise UsageError("quadratics has no labels, so there is no partition to show")
+    federation = federation_of(settings)
+    parts = [index.numpy() for index in federation.indices]
+    statistics = describe(federation.labels.numpy(), parts)
+    title = f"{settings.data.dataset}, {partition_name(settings)}, alpha {settings.data.alpha:g}"
+    output.print(f"{title}: {federation}", highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("samples per client", f"{statistics.smallest} to {statistics.largest}, median {statistics.median:g}")
+    entropy, most = statistics.mean_entropy, np.log2(statistics.label_counts.shape[1])
+    table.add_row("label entropy per client", f"{entropy:.2f} bits in the mean, of at most {most:.2f}")
+    table.add_row(
+        "distance of two clients", f"{statistics.mean_pairwise_distance:.2f} in the mean (0 alike, 1 disjoint)"
+    )
+    table.add_row("distance from the whole", f"{statistics.mean_global_distance:.2f} in the mean")
+    output.print(table)
+    counts = Table(title="samples by label", box=None, pad_edge=False, title_justify="left")
+    for name in ("client", "samples", "entropy", *map(str, range(statistics.label_counts.shape[1]))):
+        counts.add_column(name, justify="right")
+    shown = 20
+    for client, row in enumerate(statistics.label_counts[:shown]):
+        cells = [str(count) if count else "." for count in row]
+        counts.add_row(str(client), str(row.sum()), f"{statistics.entropies[client]:.2f}", *cells)
+    output.print(counts)
+    if len(parts) > shown:
+        output.print(f"... and {len(parts) - shown} more clients")
+    if out is not None:
+        from kedge.report.figures import draw_partition  # matplotlib takes its time to load
+
+        written = draw_partition(statistics.label_counts, out, title)
+        output.print(f"Drawn: {', '.join(str(path) for path in written)}", highlight=False, soft_wrap=True)
+
+
+def _check_target(path: Path) -> None:
+    for written in (path.with_suffix(".png"), path.with_suffix(".svg")):
+        if written.exists():
+            raise UsageError(f"out is {path}, but {written} exists; nothing was overwritten")
+    if not path.parent.is_dir():
+        raise UsageError(f"out is {path}, but the directory {path.parent} does not exist")

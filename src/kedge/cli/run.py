@@ -1,0 +1,62 @@
+"""`kedge run`: one algorithm, one federation."""
+
+from kedge.cli import options
+from kedge.cli.console import figure, output, progress_bar, size
+from kedge.runs.config import problem_of, resolved, run_config
+from kedge.runs.directory import RunDirectory
+from kedge.runs.simulate import Row
+
+
+def run(
+    config: options.ConfigFile = None,
+    algorithm: options.Algorithm = None,
+    eta: options.Eta = None,
+    beta: options.Beta = None,
+    gamma: options.Gamma = None,
+    dataset: options.Dataset = None,
+    data_dir: options.DataDir = None,
+    model: options.Model = None,
+    clients: options.Clients = None,
+    partition: options.Partition = None,
+    alpha: options.Alpha = None,
+    rounds: options.Rounds = None,
+    cohort: options.Cohort = None,
+    local_steps: options.LocalSteps = None,
+    batch_size: options.BatchSize = None,
+    weight_decay: options.WeightDecay = None,
+    seed: options.Seed = None,
+    eval_every: options.EvalEvery = None,
+    device: options.Device = None,
+    set_: options.Set = None,
+    out: options.Out = None,
+) -> None:
+    """Run one algorithm on one federation.
+
+    Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients of very unequal labels, 4 of them a round.
+    """
+    settings = options.checked(config, set_, locals())
+    name = settings.algorithm.name
+    path = out or options.new_directory(f"{settings.data.dataset}-{name}")
+    directory = RunDirectory(path, resolved(settings))
+    problem = problem_of(settings)
+    output.print(f"{problem.federation}", highlight=False)
+    last: Row = {}
+    with progress_bar() as bar:
+        task = bar.add_task(name, total=settings.run.rounds)
+
+        def watch(done: int, row: Row | None) -> None:
+            nonlocal last
+            last = row or last
+            accuracy = figure(last.get("test_accuracy"), ".1%")
+            bar.update(task, completed=done, description=f"{name}  accuracy {accuracy}")
+
+        result = run_config(settings, problem, directory, watch)
+    row = result.history[-1]
+    output.print(
+        f"{name} after {row['round']} rounds: test loss {figure(row.get('test_loss'))}, "
+        f"test accuracy {figure(row.get('test_accuracy'), '.2%')}; "
+        f"{size(row['bytes_down'])} down, {size(row['bytes_up'])} up, {row['gradients']:.0f} minibatch gradients, "
+        f"{row['seconds']:.1f} s",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    output.print(f"Written to {path}; `kedge run {path / 'config.toml'}` repeats it.", highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Reports: what runs came to, as tables, files and figures."""

@@ -1,0 +1,77 @@
+"""Figures: curves with a band over the seeds, and who holds which labels. Each is a PNG and an SVG."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kedge.report.comparison import Record
+
+# Okabe and Ito's colours, which people with any colour vision tell apart; beyond eight, line styles repeat them.
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933"]
+STYLES = ["-", "--", ":", "-."]
+
+
+def draw_comparison(records: Sequence[Record], path: Path, title: str, note: str = "") -> list[Path]:
+    """Draw accuracy (or loss) against rounds and against bytes: the mean of each algorithm and its range over seeds."""
+    metric = "test_accuracy" if any("test_accuracy" in row for r in records for row in r.history[-1:]) else "test_loss"
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for place, name in enumerate(dict.fromkeys(record.algorithm for record in records)):
+        runs = [r.history for r in records if r.algorithm == name and r.diverged is None and r.history]
+        if not runs:
+            continue
+        values = np.array([[row[metric] for row in run] for run in runs])
+        rounds = np.array([row["round"] for row in runs[0]])
+        megabytes = np.array([[(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in run] for run in runs]).mean(0)
+        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
+        for axes, x in ((left, rounds), (right, megabytes)):
+            axes.plot(x, values.mean(0), label=name, linewidth=1.8, **look)
+            axes.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+    left.set_xlabel("rounds")
+    right.set_xlabel("communication, MB down and up, all clients")
+    left.set_ylabel(metric.replace("_", " "))
+    if metric == "test_loss":
+        left.set_yscale("log")
+    for axes in (left, right):
+        _tidy(axes)
+    left.legend(frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    if note:
+        figure.supxlabel(note, fontsize=8, color="#555555")
+    return _save(figure, path)
+
+
+def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Path]:
+    """Draw clients x labels: the area of a dot is the number of samples."""
+    clients, labels = counts.shape
+    shown = counts[:60]
+    figure = Figure(figsize=(min(16.0, 2.0 + 0.22 * len(shown)), 1.6 + 0.32 * labels), layout="constrained")
+    axes = figure.subplots()
+    x, y = np.nonzero(shown)
+    axes.scatter(x, y, s=140 * shown[x, y] / shown.max(), c=[COLOURS[label % len(COLOURS)] for label in y])
+    axes.set_xlabel("client" + (f" (the first {len(shown)} of {clients})" if clients > len(shown) else ""))
+    axes.set_ylabel("label")
+    axes.set_yticks(range(labels))
+    axes.set_xlim(-0.7, len(shown) - 0.3)
+    axes.set_title(title, fontsize=11)
+    _tidy(axes)
+    return _save(figure, path)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    # No date and a fixed salt: the same data give the same file.
+    written = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    with matplotlib.rc_context({"svg.hashsalt": "kedge"}):
+        figure.savefig(written[0], dpi=130)
+        figure.savefig(written[1], metadata={"Date": None})
+    return written

@@ -1,0 +1,258 @@
+"""The configuration of a run: four sections of a TOML file, checked before anything is computed."""
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from kedge.algorithm import Algorithm
+from kedge.algorithms import find_algorithm
+from kedge.errors import UsageError, unknown
+from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
+from kedge.runs.simulate import Result, Watch, simulate
+from kedge.simulator.engine import Loss
+from kedge.simulator.simulation import Weights
+
+DEFAULT_MODELS = {"synthetic": "logistic"}
+"""The model of a data set, where it is not `mlp`."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Data(_Section):
+    """Whose data, and how it is divided."""
+
+    dataset: str = "digits"
+    data_dir: str | None = None
+    clients: int = 40
+    partition: str | None = None  # None: by-user for synthetic, else dirichlet
+    alpha: float = 0.1
+    shards_per_client: int = 2
+    dim: int = 20  # of quadratics
+    heterogeneity: str = "mild"  # of quadratics
+    sigma: float = 0.0  # of quadratics
+
+
+class Model(_Section):
+    """What is trained. An option that a model does not know is refused."""
+
+    name: str | None = None
+    widths: list[int] | None = None
+    dropout: float | None = None
+    norm: str | None = None
+    width: int | None = None
+
+
+class Method(_Section):
+    """The algorithm; its hyper-parameters are checked by the algorithm itself."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "scaffold-m"
+    eta: float = 0.1
+
+
+class Run(_Section):
+    """How it is run."""
+
+    rounds: int = 100
+    cohort: int | Literal["all"] = 4
+    local_steps: int = 16
+    local_epochs: float | None = None
+    batch_size: int | Literal["full"] = 16
+    weight_decay: float = 0.0
+    weights: Weights = "uniform"
+    lost_replies: float = 0.0
+    seed: int = 0
+    eval_every: int | None = None  # None: about fifty times a run
+    eval_clients: bool = False
+    device: str = "cpu"
+
+
+class Config(_Section):
+    """A whole run: `kedge run config.toml` repeats it."""
+
+    data: Data = Data()
+    model: Model = Model()
+    algorithm: Method = Method()
+    run: Run = Run()
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Read a configuration file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the configuration {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the configuration {path} is not TOML: {error}") from error
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML would; what is not TOML is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return ``base`` with dotted keys set: ``("algorithm.eta", 0.1)``."""
+    result = {name: dict(section) if isinstance(section, dict) else section for name, section in base.items()}
+    for key, value in changes:
+        section, dot, name = key.partition(".")
+        if not dot or not name:
+            raise UsageError(f"the key {key!r} must have the form section.name, as in algorithm.eta")
+        if not isinstance(result.setdefault(section, {}), dict):
+            raise UsageError(f"{section} is {result[section]!r}, but must be a section")
+        result[section][name] = value
+    return result
+
+
+def check(raw: Mapping[str, Any]) -> Config:
+    """Check a configuration; one sentence says the first thing that is wrong."""
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise _sentence(error) from None
+    algorithm_of(config)
+    if not config.run.device.startswith("cpu"):
+        _check_device(config.run.device)
+    return config
+
+
+def _sentence(error: ValidationError) -> UsageError:
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        owner: Any = Config.model_fields[place[0]].annotation if len(place) > 1 else Config
+        return unknown("key", place[-1], owner.model_fields)
+    key = ".".join(place[:2])
+    return UsageError(f"{key} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}")
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device is {name!r}, but torch cannot use it: {reason}") from error
+
+
+def algorithm_of(config: Config) -> Algorithm[Any, Any]:
+    """Build the algorithm, with every hyper-parameter checked."""
+    hyper = config.algorithm.model_dump()
+    kind = find_algorithm(hyper.pop("name"))
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name, value in hyper.items():
+        if name not in fields:
+            raise UsageError(f"{config.algorithm.name} has no hyper-parameter {name!r}; it has {', '.join(fields)}")
+        # TOML and the command line write 1 for 1.0; a whole number stays one only where one is asked for.
+        if isinstance(value, int) and not isinstance(value, bool) and not _is_whole(fields[name].type):
+            hyper[name] = float(value)
+        elif isinstance(value, float) and _is_whole(fields[name].type):
+            raise UsageError(f"{name} of {kind.__name__} is {value:g}, but must be a whole number")
+    return kind(**hyper)
+
+
+def _is_whole(annotation: Any) -> bool:
+    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return int in kinds and float not in kinds
+
+
+def resolved(config: Config) -> dict[str, dict[str, Any]]:
+    """Return every setting, with the defaults that depend on others filled in."""
+    sections = config.model_dump()
+    sections["algorithm"] = {"name": config.algorithm.name, **dataclasses.asdict(algorithm_of(config))}
+    sections["run"]["eval_every"] = eval_every(config)
+    if config.data.dataset != "quadratics":
+        sections["data"] = {k: v for k, v in sections["data"].items() if k not in ("dim", "heterogeneity", "sigma")}
+        sections["data"]["partition"] = partition_name(config)
+        given = {key: value for key, value in sections["model"].items() if value is not None}
+        sections["model"] = {"name": model_name(config)} | model_options(model_name(config)) | given
+    return sections
+
+
+def eval_every(config: Config) -> int:
+    """Return the interval of evaluation: as asked, or about fifty times a run."""
+    return config.run.eval_every or max(1, config.run.rounds // 50)
+
+
+def model_name(config: Config) -> str:
+    """Return the model: as asked, or the data set's usual one."""
+    return config.model.name or DEFAULT_MODELS.get(config.data.dataset, "mlp")
+
+
+def partition_name(config: Config) -> str:
+    """Return the division of the data: as asked, or the data set's usual one."""
+    return config.data.partition or ("by-user" if config.data.dataset == "synthetic" else "dirichlet")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a configuration trains on."""
+
+    model: nn.Module
+    federation: Federation
+    loss: Loss
+
+
+def problem_of(config: Config) -> Problem:
+    """Load the data, divide it and build the model, all by the run's seed."""
+    data, options = config.data, config.model.model_dump(exclude={"name"}, exclude_none=True)
+    if data.dataset == "quadratics":
+        made = quadratics(
+            data.clients, data.dim, heterogeneity=data.heterogeneity, sigma=data.sigma, seed=config.run.seed
+        )
+        return Problem(made.model, made.federation, made.loss)
+    federation = federation_of(config)
+    classes = int(federation.labels.max()) + 1
+    shape = tuple(federation.features.shape[1:])
+    model = build_model(model_name(config), shape, classes, seed=config.run.seed, **options)
+    return Problem(model, federation, cross_entropy)
+
+
+def federation_of(config: Config) -> Federation:
+    """Load the data and divide it."""
+    data = config.data
+    return load_federation(
+        data.dataset, data.clients, partition_name(config), data.alpha, config.run.seed, data.data_dir,
+        shards_per_client=data.shards_per_client,
+    )  # fmt: skip
+
+
+def run_config(config: Config, problem: Problem | None = None, out: Any = None, watch: Watch | None = None) -> Result:
+    """Run a configuration."""
+    problem = problem or problem_of(config)
+    run = config.run
+    return simulate(
+        problem.model,
+        problem.federation,
+        algorithm_of(config),
+        rounds=run.rounds,
+        cohort=None if run.cohort == "all" else run.cohort,
+        local_steps=run.local_steps,
+        batch_size=None if run.batch_size == "full" else run.batch_size,
+        loss=problem.loss,
+        weight_decay=run.weight_decay,
+        seed=run.seed,
+        eval_every=eval_every(config),
+        device=run.device,
+        out=out,
+        local_epochs=run.local_epochs,
+        weights=run.weights,
+        lost_replies=run.lost_replies,
+        eval_clients=run.eval_clients,
+        watch=watch,
+    )

@@ -1,0 +1,191 @@
+"""The command line as a user meets it."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+from kedge.cli.main import execute
+
+QUICK = ["--rounds", "4", "--clients", "10", "--cohort", "3", "--local-steps", "2", "--set", "model.widths=[8]"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def metrics(path):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def test_run_leaves_a_directory_that_repeats_it(tmp_path, capsys):
+    assert execute(["run", *QUICK, "--out", "first", "--algorithm", "scaffold-m", "--eta", "0.2"]) == 0
+    printed = capsys.readouterr().out
+    assert "scaffold-m after 4 rounds: test loss" in printed
+    config = tomllib.loads((tmp_path / "first" / "config.toml").read_text())
+    assert config["algorithm"] == {"name": "scaffold-m", "eta": 0.2, "beta": 0.1, "opening_batches": 1}
+    assert config["model"] == {"name": "mlp", "widths": [8], "dropout": 0.0}
+    assert config["data"]["partition"] == "dirichlet"
+    assert execute(["run", "first/config.toml", "--out", "second"]) == 0
+    assert metrics(tmp_path / "first") == metrics(tmp_path / "second")
+    assert (tmp_path / "first" / "config.toml").read_bytes() == (tmp_path / "second" / "config.toml").read_bytes()
+
+
+def test_options_override_set_overrides_the_file(tmp_path):
+    (tmp_path / "c.toml").write_text("[algorithm]\nname = 'fedavg-m'\neta = 0.1\nbeta = 0.3\n[run]\nrounds = 9\n")
+    assert execute(["run", "c.toml", *QUICK, "--set", "algorithm.beta=0.4", "--eta", "0.5", "--out", "run"]) == 0
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert (config["algorithm"]["eta"], config["algorithm"]["beta"], config["run"]["rounds"]) == (0.5, 0.4, 4)
+
+
+def test_a_run_without_out_gets_a_new_directory_each_time(tmp_path):
+    for number in (1, 2):
+        assert execute(["run", *QUICK]) == 0
+        assert (tmp_path / "runs" / f"digits-scaffold-m-{number}" / "summary.json").exists()
+
+
+def test_every_built_in_problem_runs():
+    for dataset, more in (("synthetic", []), ("quadratics", ["--batch-size", "full"])):
+        settings = ["--rounds", "2", "--clients", "6", "--cohort", "all", "--local-steps", "2"]
+        assert execute(["run", "--dataset", dataset, *settings, *more, "--out", dataset]) == 0
+
+
+def test_compare_writes_table_figure_and_numbers(tmp_path, capsys):
+    command = [
+        "compare",
+        *QUICK,
+        "--algorithms",
+        "fedavg,scaffold-m",
+        "--seeds",
+        "2",
+        "--out",
+        "both",
+        "--target",
+        "0.1",
+    ]
+    assert execute(command) == 0
+    printed = capsys.readouterr().out
+    assert "fedavg" in printed
+    assert "rounds to" in printed
+    for name in ("curves.png", "curves.svg", "curves.csv", "summary.csv"):
+        assert (tmp_path / "both" / name).stat().st_size > 100
+    with (tmp_path / "both" / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["algorithm"] for row in rows] == ["fedavg", "scaffold-m"]
+    assert float(rows[0]["seeds"]) == 2
+    again = tmp_path / "both" / "runs" / "scaffold-m-1" / "config.toml"
+    assert execute(["run", str(again), "--out", "again"]) == 0
+    assert metrics(tmp_path / "again") == metrics(again.parent)
+
+
+def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
+    command = ["compare", *QUICK, "--algorithms", "fedavg,fedavg-m", "--seeds", "1", "--out", "both", "--beta", "0.5"]
+    assert execute([*command, "--eta", "0.3", "--set", "fedavg-m.eta=0.7"]) == 0
+    configs = [tomllib.loads((tmp_path / "both" / "runs" / f"{n}-0" / "config.toml").read_text())["algorithm"]
+               for n in ("fedavg", "fedavg-m")]  # fmt: skip
+    assert configs == [{"name": "fedavg", "eta": 0.3}, {"name": "fedavg-m", "eta": 0.7, "beta": 0.5}]
+
+
+def test_a_comparison_goes_on_when_one_run_diverges(capsys):
+    command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--set", "fedavg.eta=1e30"]
+    assert execute(command) == 0
+    assert "1 of 1 diverged" in capsys.readouterr().out
+
+
+def test_a_diverged_run_exits_with_1_and_one_sentence(capsys):
+    assert execute(["run", *QUICK, "--eta", "1e30"]) == 1
+    assert capsys.readouterr().err.startswith("kedge: ScaffoldM diverged: the loss is not finite in round ")
+
+
+def test_algorithms_lists_every_one(capsys):
+    from kedge import ALGORITHMS
+
+    assert execute(["algorithms"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in ALGORITHMS)
+
+
+def test_partition_prints_and_draws(tmp_path, capsys):
+    assert execute(["partition", "--clients", "12", "--alpha", "0.2", "--out", "picture"]) == 0
+    printed = capsys.readouterr().out
+    assert "label entropy per client" in printed
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    assert execute(["partition", "--out", "picture"]) == 2
+
+
+def _no_network(*_, **__):
+    raise OSError("no network")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--algorithm", "scafold"], "algorithm 'scafold' does not exist; did you mean 'scaffold'?"),
+        (["run", "--dataset", "mnits"], "data set 'mnits' does not exist; did you mean 'mnist'?"),
+        (["run", "--model", "mpl"], "model 'mpl' does not exist"),
+        (["run", "--partition", "dirichlett"], "partition 'dirichlett' does not exist; did you mean 'dirichlet'?"),
+        (["run", "--cohort", "50"], "cohort is 50, but the federation has 40 clients"),
+        (["run", "--batch-size", "100"], "batch_size is 100, but client "),
+        (["run", "--clients", "5000"], "clients is 5000, but the data set has only 1442 samples"),
+        (["run", "--eta", "0"], "eta of ScaffoldM is 0, but must be above 0"),
+        (["run", "--beta", "1.5"], "beta of ScaffoldM is 1.5, but must be above 0 and at most 1"),
+        (["run", "--algorithm", "fedavg", "--beta", "0.5"], "fedavg has no hyper-parameter 'beta'; it has eta, gamma"),
+        (["run", "--rounds", "0"], "rounds is 0, but must be at least 1"),
+        (["run", "--rounds", "few"], "Invalid value for '--rounds'"),
+        (["run", "--nonsense"], "No such option"),
+        (["run", "--set", "run.round=3"], "key 'round' does not exist; did you mean 'rounds'?"),
+        (["run", "--set", "runs.rounds=3"], "key 'runs' does not exist; did you mean 'run'?"),
+        (["run", "--set", "rounds"], "--set is 'rounds', but must have the form key=value"),
+        (["run", "--set", "algorithm.opening_batches=1.5"], "must be a whole number"),
+        (["run", "missing.toml"], "the configuration missing.toml cannot be read"),
+        (["run", "broken.toml"], "the configuration broken.toml is not TOML"),
+        (["run", "--out", "used"], "out is used, but that directory is not empty; nothing was overwritten"),
+        (["run", "--out", "broken.toml"], "out is broken.toml, but broken.toml is not a directory"),
+        (["run", "--device", "nonsense"], "device is 'nonsense', but torch cannot use it"),
+        (
+            ["run", "--dataset", "mnist", "--data-dir", "nowhere"],
+            "mnist is not in nowhere",
+        ),
+        (["compare", "--seeds", "0"], "seeds is 0, but must be at least 1"),
+        (["compare", "--target", "2"], "target is 2, but must be above 0 and at most 1"),
+        (["compare", "--algorithms", ","], "algorithms is empty"),
+        (["compare", "--algorithms", "fedavg", "--set", "scaffold.eta=1"], "the comparison has only fedavg"),
+        (["partition", "--dataset", "quadratics"], "quadratics has no labels"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch, arguments, sentence):
+    monkeypatch.setattr("urllib.request.urlopen", _no_network)
+    (tmp_path / "broken.toml").write_text("[run\n")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("precious")
+    before = sorted(tmp_path.rglob("*"))
+    assert execute(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kedge: ")
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_ctrl_c_exits_with_130_and_leaves_what_was_done(tmp_path):
+    command = [sys.executable, "-c", "from kedge.cli import main; main()", "run", "--rounds", "1000000", "--out", "run"]
+    with subprocess.Popen(
+        [*command, "--eval-every", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        file = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (file.exists() and file.stat().st_size > 500):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in error
+    assert metrics(tmp_path / "run")[0]["round"] == 1

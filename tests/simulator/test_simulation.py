@@ -1,0 +1,266 @@
+"""The simulator keeps its promises whatever the algorithm."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kedge
+from kedge.problem import Federation, build_model
+from kedge.problem.keyed import draw_minibatches
+
+
+def small(clients: int = 6, samples: int = 12, seed: int = 0, sizes: list[int] | None = None) -> Federation:
+    rng = np.random.default_rng(seed)
+    counts = sizes or [samples] * clients
+    data = [(rng.standard_normal((n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in counts]
+    return Federation(data, test=(rng.standard_normal((20, 4)).astype(np.float32), rng.integers(0, 3, 20)))
+
+
+def model(seed: int = 0, **options) -> nn.Module:
+    return build_model("mlp", (4,), 3, seed=seed, widths=(5,), **options)
+
+
+def flat(module: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def play(algorithm=None, module=None, federation=None, **options):
+    settings = {"rounds": 4, "cohort": 3, "local_steps": 3, "batch_size": 4} | options
+    return kedge.simulate(
+        module or model(), federation or small(), algorithm or kedge.ScaffoldM(eta=0.1, beta=0.5), **settings
+    )
+
+
+def test_the_model_and_the_global_random_state_are_left_alone():
+    module, state = model(dropout=0.5), torch.get_rng_state()
+    before = flat(module).clone()
+    result = play(module=module)
+    assert torch.equal(flat(module), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(flat(result.model), before)
+    assert torch.equal(flat(result.model), result.server["x"])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(dropout):
+    runs = [play(module=model(dropout=dropout), seed=seed).server["x"] for seed in (3, 3, 4)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_fewer_rounds_are_the_beginning_of_more():
+    long, short = play(rounds=4), play(rounds=2)
+    assert long.cohorts[:2] == short.cohorts
+    for early, late in zip(short.history, long.history, strict=False):
+        assert {k: v for k, v in early.items() if k != "seconds"} == {k: v for k, v in late.items() if k != "seconds"}
+
+
+def test_history_has_a_row_per_evaluated_round_and_one_for_the_last():
+    result = play(rounds=5, eval_every=2)
+    assert [row["round"] for row in result.history] == [2, 4, 5]
+    assert set(result.history[0]) == {
+        "round", "test_loss", "test_accuracy", "bytes_down", "bytes_up", "gradients", "seconds",
+    }  # fmt: skip
+
+
+def test_cohorts_are_drawn_without_replacement_and_everyone_takes_part_without_a_cohort():
+    assert all(len(set(cohort)) == 3 for cohort in play().cohorts)
+    assert all(sorted(cohort) == list(range(6)) for cohort in play(cohort=None).cohorts)
+
+
+def test_the_evaluation_is_that_of_the_model():
+    federation = small()
+    result = play(federation=federation)
+    features, labels = federation.test
+    output = result.model.eval()(features).detach()
+    assert result.history[-1]["test_loss"] == pytest.approx(
+        float(nn.functional.cross_entropy(output, labels)), rel=1e-6
+    )
+    assert result.history[-1]["test_accuracy"] == pytest.approx(float((output.argmax(1) == labels).float().mean()))
+
+
+def test_clients_are_evaluated_on_their_own_data_when_asked():
+    federation = small()
+    result = play(federation=federation, eval_clients=True)
+    accuracies = []
+    for i in range(6):
+        features, labels = federation.client(i)
+        accuracies.append(float((result.model.eval()(features).argmax(1) == labels).float().mean()))
+    row = result.history[-1]
+    assert row["clients_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert row["clients_accuracy_worst_decile"] == pytest.approx(min(accuracies))
+
+
+def test_weight_decay_is_the_gradient_of_its_quadratic():
+    class Decayed(nn.Module):
+        """The same network whose output carries the penalty, so that autograd makes the decay."""
+
+        def __init__(self):
+            super().__init__()
+            self.network = model().double()
+
+        def forward(self, x):
+            penalty = sum((p**2).sum() for p in self.network.parameters())
+            return self.network(x), penalty
+
+    def loss(output, labels):
+        return nn.functional.cross_entropy(output[0], labels) + 0.05 * output[1]
+
+    federation = small()
+    for method in (kedge.FedAvgMVR(eta=0.1, beta=0.3), kedge.ScaffoldM(eta=0.1)):
+        ours = play(method, model().double(), federation, weight_decay=0.1)
+        theirs = play(method, Decayed(), Federation([federation.client(i) for i in range(6)]), loss=loss)
+        torch.testing.assert_close(ours.server["x"], theirs.server["x"], rtol=0, atol=1e-12)
+
+
+def test_local_epochs_give_every_client_its_own_number_of_steps():
+    """FedAvg is the plain mean of the local models, FedAvg-M normalises each client by its own steps."""
+    federation = small(sizes=[4, 8, 12])
+    start = model().double()
+    result = play(
+        kedge.FedAvg(eta=0.1), start, federation, rounds=1, cohort=None, local_epochs=2, seed=5,
+    )  # fmt: skip
+    local = []
+    for client, steps in enumerate([2, 4, 6]):
+        module = model().double()
+        (rows,) = draw_minibatches(5, 0, 0, [client], [federation.sizes[client]], [steps], 4)
+        features, labels = federation.client(client)
+        for row in rows:
+            loss = nn.functional.cross_entropy(module(features[row].double()), labels[row])
+            grads = torch.autograd.grad(loss, list(module.parameters()))
+            with torch.no_grad():
+                for p, g in zip(module.parameters(), grads, strict=True):
+                    p -= 0.1 * g
+        local.append(flat(module))
+    torch.testing.assert_close(result.server["x"], torch.stack(local).mean(0), rtol=0, atol=1e-12)
+    assert result.history[-1]["gradients"] == 12
+
+
+def test_size_weights_make_the_objective_that_of_all_samples():
+    """With full batches and one step, data-size weights are gradient descent on the pooled data."""
+    federation = small(sizes=[3, 6, 12])
+    pooled = Federation([(federation.features, federation.labels)])
+    run = {"rounds": 3, "cohort": None, "local_steps": 1, "batch_size": None, "module": model().double()}
+    weighted = play(kedge.FedAvg(eta=0.1), federation=federation, weights="size", **run)
+    together = play(kedge.FedAvg(eta=0.1), federation=pooled, **run)
+    torch.testing.assert_close(weighted.server["x"], together.server["x"], rtol=0, atol=1e-12)
+
+
+def test_size_weights_keep_the_control_variables_consistent():
+    federation = small(sizes=[4, 8, 12])
+    result = play(kedge.ScaffoldM(eta=0.1, beta=0.5), model().double(), federation, weights="size", cohort=2)
+    share = torch.tensor(federation.sizes, dtype=torch.float64) / sum(federation.sizes)
+    mean = sum(share[i] * result.client(i)["c_i"] for i in range(3))
+    torch.testing.assert_close(result.server["c"], mean, rtol=0, atol=1e-12)
+
+
+def test_the_second_gradient_sees_the_same_dropout_mask():
+    """In the first round x^{-1} = x^0, so with one step the two gradients differ by their weight alone."""
+    module = model(dropout=0.5).double()
+    run = {"rounds": 1, "local_steps": 1, "cohort": None, "module": module}
+    vr = play(kedge.FedAvgMVR(eta=0.1, beta=0.25, opening_batches=0), **run)
+    plain = play(kedge.FedAvg(eta=0.025), **run)
+    torch.testing.assert_close(vr.server["x"], plain.server["x"], rtol=0, atol=1e-14)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.norm(x))
+
+
+def test_batch_norm_statistics_are_averaged_apart_and_frozen_in_second_gradients():
+    run = {"rounds": 1, "local_steps": 2, "cohort": None, "seed": 2}
+    federation = small()
+    vr = play(kedge.FedAvgMVR(eta=1e-9, beta=0.5, opening_batches=0), Normed(), federation, **run)
+    plain = play(kedge.FedAvg(eta=1e-9), Normed(), federation, **run)
+    expected = []
+    for client in range(6):
+        norm = nn.BatchNorm1d(4)
+        (rows,) = draw_minibatches(2, 0, 0, [client], [12], [2], 4)
+        for row in rows:
+            norm(federation.client(client)[0][row])
+        expected.append(norm.running_mean)
+    for result in (vr, plain):
+        torch.testing.assert_close(result.model.norm.running_mean, torch.stack(expected).mean(0), rtol=0, atol=1e-6)
+    assert vr.server["x"].numel() == sum(p.numel() for p in Normed().parameters())
+
+
+def test_frozen_parameters_stay():
+    module = model()
+    module[1].weight.requires_grad_(False)
+    result = play(module=module)
+    assert torch.equal(result.model[1].weight, module[1].weight)
+    assert result.server["x"].numel() == flat(module).numel() - module[1].weight.numel()
+
+
+def test_lost_replies_move_neither_c_i_nor_c():
+    result = play(kedge.ScaffoldM(eta=0.1, opening_batches=0), model().double(), lost_replies=0.7, rounds=3)
+    states = torch.stack([result.client(i)["c_i"] for i in range(6)])
+    torch.testing.assert_close(result.server["c"], states.mean(0), rtol=0, atol=1e-12)
+    taken = {client for cohort in result.cohorts for client in cohort}
+    heard = {i for i in range(6) if states[i].abs().sum() > 0}
+    assert heard < taken
+
+
+def test_a_round_in_which_nobody_answers_changes_nothing():
+    result = play(kedge.FedAvgM(eta=0.1), cohort=1, rounds=3, lost_replies=0.999)
+    assert torch.equal(result.server["x"], flat(model()))
+    assert result.history[-1]["bytes_up"] == 0
+    assert result.history[-1]["bytes_down"] > 0
+
+
+def test_divergence_says_when_and_why_and_keeps_what_was_recorded(tmp_path):
+    with pytest.raises(
+        kedge.DivergedError, match=r"FedAvg diverged.*round \d+.*learning rate.*eta is 1e\+18"
+    ) as caught:
+        play(kedge.FedAvg(eta=1e18), rounds=50, weight_decay=1.0, out=tmp_path / "run")
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if caught.value.result.history else []
+    assert [json.loads(row)["round"] for row in rows] == [row["round"] for row in caught.value.result.history]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["diverged_in_round"] >= 1
+
+
+def test_a_run_directory_has_metrics_model_and_summary(tmp_path):
+    from safetensors.torch import load_file
+
+    result = play(out=tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == result.history
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in result.model.state_dict().items())
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["round"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cohort": 7}, "cohort is 7, but the federation has 6 clients"),
+        ({"cohort": 0}, "cohort is 0, but must be at least 1"),
+        ({"batch_size": 13}, "batch_size is 13, but client 0 has only 12 samples"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"local_steps": 0}, "local_steps is 0"),
+        ({"eval_every": 0}, "eval_every is 0"),
+        ({"lost_replies": 1.0}, "lost_replies is 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"weights": "big"}, "weights is big"),
+        ({"seed": -1}, "seed is -1"),
+        ({"module": nn.Linear(5, 3)}, r"fails on two samples of shape \(4,\)"),
+        ({"module": nn.Linear(4, 2)}, "label 2 is out of range: the model has 2 outputs"),
+        ({"module": nn.ReLU()}, "no parameter to train"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(change, message):
+    with pytest.raises(kedge.UsageError, match=message):
+        play(**change)
+
+
+def test_a_client_that_does_not_exist_is_named():
+    with pytest.raises(kedge.UsageError, match="client 6 does not exist; there are 6"):
+        play().client(6)

@@ -1,0 +1,53 @@
+"""The public names."""
+
+import inspect
+
+import pytest
+
+import kedge
+
+
+def test_every_public_name_exists_and_is_documented():
+    for name in set(kedge.__all__) - {"Vector"}:  # torch's Tensor by another name
+        thing = getattr(kedge, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert thing.__doc__, name
+
+
+def test_algorithms_are_public_classes_under_their_ids():
+    for kind in kedge.ALGORITHMS.values():
+        assert getattr(kedge, kind.__name__) is kind
+
+
+def test_simulate_has_the_promised_signature():
+    parameters = inspect.signature(kedge.simulate).parameters
+    promised = {
+        "model": ..., "federation": ..., "algorithm": ..., "rounds": 100, "cohort": 10, "local_steps": 16,
+        "batch_size": 32, "loss": None, "weight_decay": 0.0, "seed": 0, "eval_every": 1, "device": "cpu", "out": None,
+    }  # fmt: skip
+    assert list(parameters)[: len(promised)] == list(promised)
+    for name, default in promised.items():
+        assert default is ... or parameters[name].default == default
+
+
+def test_fedcm_is_another_name_of_fedavg_m():
+    assert kedge.find_algorithm("fedcm") is kedge.FedAvgM
+    with pytest.raises(kedge.UsageError, match="did you mean 'scaffold-m'"):
+        kedge.find_algorithm("scafold-m")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: kedge.FedAvg(eta=0), "eta of FedAvg is 0, but must be above 0"),
+        (lambda: kedge.FedAvg(eta=float("nan")), "must be a finite number"),
+        (lambda: kedge.FedAvg(eta="big"), "must be a finite number"),
+        (lambda: kedge.FedAvgM(eta=0.1, beta=0), "beta of FedAvgM is 0, but must be above 0 and at most 1"),
+        (lambda: kedge.ScaffoldM(eta=0.1, beta=1.5), "beta of ScaffoldM is 1.5"),
+        (lambda: kedge.MBStorm(eta=0.1, opening_batches=0), "opening_batches of MBStorm is 0, but must be at least 1"),
+        (lambda: kedge.CELSGD(eta=0.1, output="some"), "must be one of one, average"),
+    ],
+)
+def test_a_hyper_parameter_out_of_range_is_named_with_its_rule(make, message):
+    with pytest.raises(kedge.UsageError, match=message):
+        make()

@@ -1,0 +1,48 @@
+"""The layers: who may import whom."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kedge
+
+ROOT = Path(kedge.__file__).parent
+CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "cost"}
+ALLOWED = {
+    "errors": set(),
+    "problem": {"errors"},
+    "algorithms": CORE,
+    "simulator": CORE | {"problem"},
+    "runs": CORE | {"problem", "simulator", "algorithms"},
+    "report": {"errors"},
+    "cli": CORE | {"problem", "simulator", "algorithms", "runs", "report"},
+} | {name: CORE - {name} for name in CORE - {"errors"}}
+
+
+def imported(file: Path) -> set[str]:
+    """Return the parts of kedge that a file imports; `kedge` itself stands for the whole."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            if name and name.split(".")[0] == "kedge":
+                found.add(name.split(".")[1] if "." in name else "kedge")
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_stay_within_the_layers(file):
+    layer = file.relative_to(ROOT).parts[0].removesuffix(".py")
+    if layer == "__init__":
+        return
+    assert imported(file) <= ALLOWED[layer] | {layer}
+
+
+def test_no_algorithm_is_named_outside_its_layer():
+    names = {kind.__name__ for kind in kedge.ALGORITHMS.values()}
+    for layer in ("simulator", "problem", "report"):
+        for file in (ROOT / layer).rglob("*.py"):
+            used = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
+            assert not used & names, file
