@@ -1,5 +1,7 @@
 """The algorithms, one file a family, and the table by which everything else finds them."""
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 from kedge.algorithm import Algorithm
@@ -12,7 +14,7 @@ from kedge.algorithms.server_optimizers import FedAdagrad, FedAdam, FedYogi, Ser
 from kedge.algorithms.stem import Stem
 from kedge.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from kedge.algorithms.tracking import LED, VRLSGD, FedGATE
-from kedge.errors import unknown
+from kedge.errors import UsageError, unknown
 
 ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
     "fedavg": FedAvg,
@@ -47,11 +49,27 @@ ALIASES = {"fedcm": "fedavg-m"}
 
 
 def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
-    """Return the class of an algorithm by its id or an alias."""
+    """Return the class of an algorithm by its id, an alias, or a place: ``my_file.py:MyAlgorithm``."""
+    if ":" in name:
+        return _from_file(*name.rsplit(":", 1))
     name = ALIASES.get(name, name)
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, [*ALGORITHMS, *ALIASES])
     return ALGORITHMS[name]
+
+
+def _from_file(path: str, name: str) -> type[Algorithm[Any, Any]]:
+    if not Path(path).is_file():
+        raise UsageError(f"the algorithm {path}:{name} names the file {path}, which does not exist")
+    try:
+        kind = runpy.run_path(path)[name]
+    except KeyError:
+        raise UsageError(f"the file {path} has no {name}") from None
+    except Exception as error:
+        raise UsageError(f"the file {path} cannot be run: {type(error).__name__}: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise UsageError(f"{path}:{name} is not a kedge.Algorithm")
+    return kind
 
 
 __all__ = [

@@ -76,10 +76,11 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
     ids = list(ALGORITHMS) if everything else [name.strip() for name in names.split(",") if name.strip()]
     if not ids:
         raise UsageError("algorithms is empty, but must name at least one")
-    common = {name: section for name, section in raw.items() if name not in ALGORITHMS}
+    shorts = [options.short_name(name) for name in ids]
+    common = {name: section for name, section in raw.items() if name not in ALGORITHMS and name not in shorts}
     shared = {key: value for key, value in common.pop("algorithm", {}).items() if key != "name"}
     for section in raw:
-        if section in ALGORITHMS and section not in ids:
+        if section in ALGORITHMS and section not in shorts:
             raise UsageError(f"--set names {section}, but the comparison has only {', '.join(ids)}")
     known: set[str] = set()
     chosen: dict[str, Config] = {}
@@ -87,7 +88,8 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
         fields = {field.name for field in dataclasses.fields(find_algorithm(name))}
         known |= fields
         hyper = tuned().get(name, {}) | {key: value for key, value in shared.items() if key in fields}
-        chosen[name] = check(common | {"algorithm": {"name": name} | hyper | raw.get(name, {})})
+        short = options.short_name(name)
+        chosen[short] = check(common | {"algorithm": {"name": name} | hyper | raw.get(short, {})})
     for key in shared:
         if key not in known:
             raise unknown("hyper-parameter", key, known)
@@ -99,7 +101,7 @@ def _participating(chosen: dict[str, Config]) -> dict[str, Config]:
     run, data = next(iter(chosen.values())).run, next(iter(chosen.values())).data
     if run.cohort == "all" or run.cohort == data.clients:
         return chosen
-    left_out = [name for name in chosen if find_algorithm(name).full_participation]
+    left_out = [name for name, config in chosen.items() if find_algorithm(config.algorithm.name).full_participation]
     if left_out:
         errors.print(f"Left out, because they need every client in every round: {', '.join(left_out)}", soft_wrap=True)
     return {name: config for name, config in chosen.items() if name not in left_out}

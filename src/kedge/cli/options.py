@@ -32,7 +32,10 @@ Partition = Annotated[
 Alpha = Annotated[
     float | None, typer.Option(help="Concentration; small is severe heterogeneity. [0.1]", rich_help_panel=DATA)
 ]
-Algorithm = Annotated[str | None, typer.Option(help="See `kedge algorithms`. [scaffold-m]", rich_help_panel=METHOD)]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(help="An id of `kedge algorithms`, or your_file.py:YourClass. [scaffold-m]", rich_help_panel=METHOD),
+]
 Eta = Annotated[float | None, typer.Option(help="Local learning rate.", rich_help_panel=METHOD)]
 Gamma = Annotated[float | None, typer.Option(help="Server learning rate. [eta K]", rich_help_panel=METHOD)]
 Beta = Annotated[
@@ -74,6 +77,11 @@ def _assignment(text: str) -> tuple[str, Any]:
     if not equals:
         raise UsageError(f"--set is {text!r}, but must have the form key=value, as in algorithm.eta=0.1")
     return key.strip(), parse_value(value.strip())
+
+
+def short_name(algorithm: str) -> str:
+    """Return an id as it is, and of ``my_file.py:MyAlgorithm`` the class alone."""
+    return algorithm.rpartition(":")[2]
 
 
 def new_directory(stem: str) -> Path:

@@ -35,7 +35,7 @@ def run(
     Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients of very unequal labels, 4 of them a round.
     """
     settings = options.checked(config, set_, locals())
-    name = settings.algorithm.name
+    name = options.short_name(settings.algorithm.name)
     path = out or options.new_directory(f"{settings.data.dataset}-{name}")
     directory = RunDirectory(path, resolved(settings))
     problem = problem_of(settings)

@@ -1,0 +1,33 @@
+# `make` alone prints the targets. Everything runs in a virtual environment of its own, .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test check unit clean
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make the virtual environment and install kedge with the tested versions
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## compare six algorithms on built-in data: a table, a figure, less than a minute
+	$(BIN)/kedge compare
+
+test: check unit  ## all checks: style, types, tests
+
+check: $(READY)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(READY)  ## the tests, with branch coverage
+	$(BIN)/python -m pytest --cov=kedge --cov-report=term:skip-covered
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
