@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check unit clean
+.PHONY: help setup demo test check unit docs clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ check: $(READY)  ## style and types
 
 unit: $(READY)  ## the tests, with branch coverage
 	$(BIN)/python -m pytest --cov=kedge --cov-report=term:skip-covered
+
+docs: $(READY)  ## rewrite the generated parts of docs/algorithms.md
+	$(BIN)/python -m kedge.report.costs docs/algorithms.md
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

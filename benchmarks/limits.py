@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import kedge
-from kedge.exchange import Effort, Round
+from kedge.exchange import Effort, Needs, Round
 from kedge.local_steps import local_steps
 from kedge.problem.keyed import sample_cohort
 
@@ -40,7 +40,14 @@ def run(
             down = exchange.broadcast(server)
             steps = exchange.effort(Effort(STEPS)).steps
             start = exchange.start(down, own).expand(len(rows), -1)
-            local = local_steps(exchange.direction(down, own), start, algorithm.eta, steps, gradient, mean_grad=True)
+            local = local_steps(
+                exchange.direction(down, own),
+                start,
+                algorithm.eta,
+                steps,
+                gradient,
+                Needs(mean_grad=True, last_direction=True),
+            )
             up, new = exchange.reply(down, own, local)
             for field, value in zip(state, new, strict=True):
                 field[rows] = value

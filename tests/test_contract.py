@@ -9,13 +9,14 @@ import torch
 
 import kedge
 from kedge.cost import Size
-from kedge.exchange import Effort, Round
+from kedge.exchange import Effort, Needs, Round
 from kedge.local_steps import local_steps
 from tests.cases import CASES, Case
 from tests.oracles import QuadraticOracle
 
 PROBLEM = kedge.quadratics(clients=7, dim=5, heterogeneity="mild", sigma=1.0, samples=12, seed=3)
 ROUNDS, STEPS, BATCH, SEED = 6, 4, 3, 11
+ALL = Needs(mean_grad=True, last_direction=True)
 
 
 def named(case: Case) -> str:
@@ -79,7 +80,7 @@ def test_a_cohort_equals_its_clients_one_by_one(case, cohort):
         def play(own, start, many, exchange=exchange, down=down, effort=effort):
             return exchange.reply(
                 down, own,
-                local_steps(exchange.direction(down, own), start, method.eta, effort.steps, many, mean_grad=True),
+                local_steps(exchange.direction(down, own), start, method.eta, effort.steps, many, ALL),
             )  # fmt: skip
 
         singles = [
@@ -108,7 +109,14 @@ def test_rules_change_nothing_that_they_are_given(case):
         before = [value.clone() for value in [*server, *client, *down]]
         rule = exchange.direction(down, client)
         steps = exchange.effort(Effort(STEPS)).steps
-        local = local_steps(rule, exchange.start(down, client), 0.1, steps, lambda p, k, _: p + k, mean_grad=True)
+        local = local_steps(
+            rule,
+            exchange.start(down, client),
+            0.1,
+            steps,
+            lambda p, k, _: p + k,
+            ALL,
+        )
         up, new = exchange.reply(down, client, local)
         folded = exchange.fold(server, up, Round(share=0.5, local_steps=STEPS))
         for value, copy in zip([*server, *client, *down], before, strict=True):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Anchor, Direction, grad_at, last_direction, last_grad
+from kedge.exchange import Needs
 from kedge.local_steps import local_steps
 
 X = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -19,7 +20,7 @@ def gradient(point, k, second=False):
 
 def first_step(direction: Direction) -> torch.Tensor:
     """g_i^{r,0} from X."""
-    return local_steps(direction, X, 0.1, 1, gradient, mean_grad=False).mean_direction
+    return local_steps(direction, X, 0.1, 1, gradient, Needs(last_direction=True)).mean_direction
 
 
 ATOMS = [
@@ -48,7 +49,7 @@ def test_memory_starts_with_the_given_direction_and_follows_the_steps():
     for k in range(4):
         u = u + gradient(x, k) - gradient(last, k)
         x, last = x - eta * u, x
-    local = local_steps(rule, X, eta, 4, gradient, mean_grad=False)
+    local = local_steps(rule, X, eta, 4, gradient, Needs(last_direction=True))
     torch.testing.assert_close(local.x, x, rtol=0, atol=1e-14)
     torch.testing.assert_close(local.last_direction, u, rtol=0, atol=1e-14)
 
@@ -56,13 +57,15 @@ def test_memory_starts_with_the_given_direction_and_follows_the_steps():
 def test_a_recursion_does_not_evaluate_what_cancels():
     calls = []
     rule = last_direction(first=POINT) + GRAD - LAST_GRAD
-    local_steps(rule, X, 0.1, 5, lambda p, k, second: calls.append(k) or gradient(p, k), mean_grad=False)
+    local_steps(rule, X, 0.1, 5, lambda p, k, second: calls.append(k) or gradient(p, k), Needs(last_direction=True))
     assert calls == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_a_coefficient_of_zero_costs_no_gradient():
     calls = []
-    local_steps(GRAD - 0.0 * grad_at(POINT), X, 0.1, 3, lambda p, k, s: calls.append(k) or p, mean_grad=False)
+    local_steps(
+        GRAD - 0.0 * grad_at(POINT), X, 0.1, 3, lambda p, k, s: calls.append(k) or p, Needs(last_direction=True)
+    )
     assert calls == [0, 1, 2]
 
 
@@ -80,8 +83,10 @@ def test_unequal_steps_stop_each_client_at_its_own(steps, memory):
     """A cohort of unequal effort equals its clients one by one."""
     rule = GRAD + 0.3 * DISPLACEMENT + (0.5 * last_direction(POINT) if memory else 0.1 * POINT)
     start = X.expand(len(steps), 3)
-    many = local_steps(rule, start, 0.05, torch.tensor(steps)[:, None], gradient, mean_grad=True)
+    many = local_steps(
+        rule, start, 0.05, torch.tensor(steps)[:, None], gradient, Needs(mean_grad=True, last_direction=True)
+    )
     for row, count in enumerate(steps):
-        one = local_steps(rule, X, 0.05, count, gradient, mean_grad=True)
+        one = local_steps(rule, X, 0.05, count, gradient, Needs(mean_grad=True, last_direction=True))
         for name in ("x", "mean_direction", "last_direction", "mean_grad"):
             torch.testing.assert_close(getattr(many, name)[row], getattr(one, name), rtol=0, atol=1e-13)

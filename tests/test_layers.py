@@ -15,7 +15,7 @@ ALLOWED = {
     "algorithms": CORE,
     "simulator": CORE | {"problem"},
     "runs": CORE | {"problem", "simulator", "algorithms"},
-    "report": {"errors"},
+    "report": CORE | {"algorithms"},
     "cli": CORE | {"problem", "simulator", "algorithms", "runs", "report"},
 } | {name: CORE - {name} for name in CORE - {"errors"}}
 

@@ -47,9 +47,8 @@ def hyper_beta(default: float = 0.1) -> Any:
 
 def hyper_opening(default: int = 1, at_least: int = 0) -> Any:
     """Declare the B of the initial gradients over all clients."""
-    return hyper(
-        default, help="minibatches per client of the initial gradients; 0 starts from zeros", at_least=at_least
-    )
+    zeros = "" if at_least else "; 0 starts from zeros"
+    return hyper(default, help=f"minibatches per client of the initial gradients{zeros}", at_least=at_least)
 
 
 def _check(owner: str, name: str, value: Any, rule: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge.algorithm import Algorithm
 from kedge.direction import Vector
-from kedge.exchange import Cohort, Effort, Exchange, NotAccumulatedError, Round
+from kedge.exchange import Cohort, Effort, Exchange, Needs, NotKeptError, Round
 from kedge.local_steps import local_steps
 
 
@@ -42,7 +42,7 @@ class ExchangeCost:
     up: Size
     gradients: int  # minibatch gradients
     full_passes: int  # gradients of the client's whole data
-    mean_grad: bool  # whether the reply needs the mean of the local gradients
+    needs: Needs
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def trace(
     """Run one exchange on tensors without data; return its cost and the states it leaves."""
     down = exchange.broadcast(server)
     effort = exchange.effort(base)
-    calls = 0
+    calls, needs = 0, Needs()
 
     def count(x: Vector, k: int, second: bool) -> Vector:
         nonlocal calls
@@ -103,14 +103,14 @@ def trace(
         return x
 
     rule, start = exchange.direction(down, client), exchange.start(down, client)
-    mean_grad = False
-    try:
-        local = local_steps(rule, start, algorithm.eta, effort.steps, count, mean_grad)
-        up, new = exchange.reply(down, client, local)
-    except NotAccumulatedError:
-        mean_grad, calls = True, 0
-        local = local_steps(rule, start, algorithm.eta, effort.steps, count, mean_grad)
-        up, new = exchange.reply(down, client, local)
+    while True:
+        calls = 0
+        local = local_steps(rule, start, algorithm.eta, effort.steps, count, needs)
+        try:
+            up, new = exchange.reply(down, client, local)
+            break
+        except NotKeptError as missing:
+            needs = needs._replace(**{missing.name: True})
     parameters = server.x.numel()
     cost = ExchangeCost(
         cohort=exchange.cohort,
@@ -118,7 +118,7 @@ def trace(
         up=Size.of(up, parameters),
         gradients=0 if effort.minibatches is None else calls * effort.minibatches,
         full_passes=calls if effort.minibatches is None else 0,
-        mean_grad=mean_grad,
+        needs=needs,
     )
     return cost, exchange.fold(server, up, Round(share=1.0, local_steps=base.steps)), new
 

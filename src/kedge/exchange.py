@@ -32,8 +32,19 @@ class Round(NamedTuple):
     local_steps: float  # K; its mean over the clients where they differ
 
 
-class NotAccumulatedError(Exception):
-    """A rule asked for the mean gradient of local steps that did not keep it. `cost.trace` finds out who asks."""
+class Needs(NamedTuple):
+    """What a reply reads of the local steps beyond where they ended; `cost.trace` finds it out."""
+
+    mean_grad: bool = False
+    last_direction: bool = False
+
+
+class NotKeptError(Exception):
+    """A rule read something of the local steps that nobody had asked them to keep."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the local steps did not keep {name}")
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -43,21 +54,30 @@ class Local:
     start: Vector  # x_i^{r,0}
     x: Vector  # x_i^{r,K}
     mean_direction: Vector  # (x_i^{r,0} - x_i^{r,K}) / (eta K_i)
-    last_direction: Vector  # g_i^{r,K-1}
     steps: Tensor  # K_i
-    accumulated: Vector | None  # 1/K_i sum_k of the gradients at x_i^{r,k}, where somebody asked for it
+    kept_mean_grad: Vector | None = None
+    kept_last_direction: Vector | None = None
 
     @property
     def mean_grad(self) -> Vector:
         """1/K_i sum_k ∇F(x_i^{r,k}; ξ): the mean of the gradients at the local models."""
-        if self.accumulated is None:
-            raise NotAccumulatedError
-        return self.accumulated
+        return _kept("mean_grad", self.kept_mean_grad)
+
+    @property
+    def last_direction(self) -> Vector:
+        """g_i^{r,K-1}."""
+        return _kept("last_direction", self.kept_last_direction)
 
     @property
     def displacement(self) -> Vector:
         """x_i^{r,0} - x_i^{r,K}."""
         return self.start - self.x
+
+
+def _kept(name: str, value: Vector | None) -> Vector:
+    if value is None:
+        raise NotKeptError(name)
+    return value
 
 
 class Down(Protocol):

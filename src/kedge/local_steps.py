@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.direction import Direction, Vector
-from kedge.exchange import Local
+from kedge.exchange import Local, Needs
 
 Gradient = Callable[[Vector, int, bool], Vector]
 """gradient(x, k, second): the gradient at x of the minibatch of step k. The same k is the same minibatch, and the
@@ -18,18 +18,18 @@ statistics stay). The result may be a buffer that the next call overwrites."""
 
 
 def local_steps(
-    rule: Direction, start: Vector, eta: float, steps: int | Tensor, gradient: Gradient, mean_grad: bool
+    rule: Direction, start: Vector, eta: float, steps: int | Tensor, gradient: Gradient, needs: Needs
 ) -> Local:
     """Run ``steps`` local steps from ``start``.
 
     ``steps`` is K, or for a cohort of unequal effort an (S, 1) tensor of K_i: a client that has finished stands
-    still while the others go on. ``mean_grad`` asks for the mean of the gradients at the local models.
+    still while the others go on.
     """
     rule = rule.clean()
     x = start.clone()
     direction = torch.zeros_like(x) if rule.first is None else rule.first.expand_as(x).clone()
     previous = [_expanded(a.first, x) if a.point is None else None for a in rule.anchors]
-    total = torch.zeros_like(x) if mean_grad else None
+    total = torch.zeros_like(x) if needs.mean_grad else None
     for k in range(int(torch.as_tensor(steps).max())):
         going = None if isinstance(steps, int) else (k < steps).to(x.dtype)
         new = direction if going is None else direction.clone()
@@ -72,9 +72,9 @@ def local_steps(
         x=x,
         # One step needs no division of a rounded difference: the direction itself is the mean.
         mean_direction=direction if isinstance(steps, int) and steps == 1 else (start - x) / (eta * divisor),
-        last_direction=direction,
         steps=count,
-        accumulated=None if total is None else total / divisor,
+        kept_mean_grad=None if total is None else total / divisor,
+        kept_last_direction=direction if needs.last_direction else None,
     )
 
 

@@ -112,6 +112,32 @@ def test_algorithms_lists_every_one(capsys):
     assert all(f"\n{name} " in printed for name in ALGORITHMS)
 
 
+@pytest.mark.parametrize(("name", "title"), [("scaffold-m", "SCAFFOLD-M"), ("fedcm", "FedAvg-M")])
+def test_algorithms_detail_prints_one_section(capsys, name, title):
+    assert execute(["algorithms", "--detail", name]) == 0
+    printed = capsys.readouterr().out
+    assert printed.strip().startswith(f"{title} (")
+    for part in ("Local direction.", "Costs.", "Limit.", "Citation.", "Symbols."):
+        assert part in printed
+    assert "SCAFFOLD-M-VR" not in printed.split("Citation.")[0]
+
+
+def test_algorithms_detail_of_an_unknown_or_own_one_is_one_sentence_and_exit_2(tmp_path, capsys):
+    (tmp_path / "own.py").write_text("from kedge import FedAvg\n\nclass Own(FedAvg):\n    pass\n")
+    for name, sentence in (
+        ("scafold-m", "algorithm 'scafold-m' does not exist; did you mean 'scaffold-m'?"),
+        ("own.py:Own", "own.py:Own is not built in, and only built-in algorithms are described"),
+    ):
+        assert execute(["algorithms", "--detail", name]) == 2
+        assert capsys.readouterr().err == f"kedge: {sentence}\n"
+
+
+def test_algorithms_detail_without_the_page_is_one_sentence_and_exit_2(capsys, monkeypatch):
+    monkeypatch.setattr("kedge.report.costs.__file__", "/nowhere/src/kedge/report/costs.py")
+    assert execute(["algorithms", "--detail", "fedavg"]) == 2
+    assert capsys.readouterr().err == "kedge: the page of algorithms was not installed with this copy of kedge\n"
+
+
 def test_partition_prints_and_draws(tmp_path, capsys):
     assert execute(["partition", "--clients", "12", "--alpha", "0.2", "--out", "picture"]) == 0
     printed = capsys.readouterr().out

@@ -19,7 +19,7 @@ from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
 from kedge.runs.simulate import Result, Watch, simulate
-from kedge.simulator.engine import Loss
+from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import Weights
 
 DEFAULT_MODELS = {"synthetic": "logistic"}
@@ -78,6 +78,7 @@ class Run(_Section):
     eval_every: int | None = None  # None: about fifty times a run
     eval_clients: bool = False
     device: str = "cpu"
+    engine: str = "auto"
 
 
 class Config(_Section):
@@ -254,5 +255,6 @@ def run_config(config: Config, problem: Problem | None = None, out: Any = None, 
         weights=run.weights,
         lost_replies=run.lost_replies,
         eval_clients=run.eval_clients,
+        engine=run.engine,
         watch=watch,
     )

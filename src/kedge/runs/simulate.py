@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,9 @@ from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.runs.directory import RunDirectory, environment
 from kedge.simulator import Settings, Simulation
-from kedge.simulator.engine import Loss
+from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.simulation import Weights
-from kedge.simulator.threads import compute_threads
 
 Row = dict[str, float]
 Watch = Callable[[int, Row | None], None]
@@ -73,6 +73,8 @@ def simulate(
     weights: Weights = "uniform",
     lost_replies: float = 0.0,
     eval_clients: bool = False,
+    engine: str = "auto",
+    threads: int | None = None,
     watch: Watch | None = None,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
@@ -95,6 +97,8 @@ def simulate(
         weights: of the clients in the objective, "uniform" or by "size" of their data.
         lost_replies: the probability that a sampled client's reply is lost.
         eval_clients: evaluate on every client's own data too (mean and worst decile).
+        engine: "auto", "module" (any model, by autograd) or "fused-mlp" (stacks of linear layers).
+        threads: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
         watch: called after every round.
     """
     if rounds < 1:
@@ -106,20 +110,19 @@ def simulate(
         weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
     )  # fmt: skip
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out)
-    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device)
+    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads)
     if directory is not None:
         directory.create()
-    summary = {"algorithm": repr(algorithm), "engine": run.engine.name, "versions": environment()}
+    summary = {"algorithm": repr(algorithm), "engine": run.description(), "versions": environment()}
     history: list[Row] = []
     began = time.perf_counter()
 
     def result() -> Result:
-        final = run.engine.flat.exported(run.server.x, run.buffers)
+        final = run.flat.exported(run.server.x, run.buffers)
         return Result(final, history, run.cohorts, dict(run.server._asdict()), run)
 
     # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
-    samples = batch_size or max(federation.sizes)
-    with torch.random.fork_rng(devices=[], enabled=run.engine.random), compute_threads(run.server.x.numel(), samples):
+    with torch.random.fork_rng(devices=[], enabled=run.random), closing(run):
         for done in range(1, rounds + 1):
             run.advance()
             row = None
@@ -143,9 +146,9 @@ def simulate(
 
 
 def _measure(run: Simulation, eval_clients: bool) -> Row:
-    module = run.engine.flat.module
-    run.engine.flat.bind(run.server.x)
-    run.engine.flat.buffers.copy_(run.buffers)
+    module = run.flat.module
+    run.flat.bind(run.server.x)
+    run.flat.buffers.copy_(run.buffers)
     row: Row = {"round": run.round}
     if run.federation.test is not None:
         row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *run.federation.test).items()}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.problem import Federation
-from kedge.simulator.engine import Loss
+from kedge.simulator.engines import Loss
 
 CHUNK = 2048
 

@@ -1,7 +1,7 @@
-"""The round loop: one federation in one process, a correct answer first.
+"""The round loop: one federation in one process.
 
-A round is a tuple of exchanges. Replies are summed in the order of the clients' numbers, so that the result depends on
-who took part and on nothing else.
+A round is a tuple of exchanges. Clients may run at once, but each is computed by itself and their replies are summed in
+the order of their numbers: the result depends on who took part and on nothing else.
 """
 
 import math
@@ -18,11 +18,13 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.cost import fresh, trace
 from kedge.errors import UsageError
-from kedge.exchange import Effort, Exchange, Round
+from kedge.exchange import Effort, Exchange, Needs, Round
 from kedge.problem import Federation
 from kedge.problem.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
-from kedge.simulator.engine import Loss, ModuleEngine
+from kedge.simulator.engines import Done, Engine, FlatModule, Job, Loss, make_engines, try_model
+from kedge.simulator.engines.module import ModuleEngine
 from kedge.simulator.store import ClientStore
+from kedge.simulator.workers import LARGE, Workers, compute_threads, worker_count
 
 Weights = Literal["uniform", "size"]
 AnyExchange = Exchange[Any, Any, Any, Any]
@@ -76,6 +78,8 @@ class Simulation:
     settings: Settings
     loss: Loss = cross_entropy
     device: str = "cpu"
+    engine: str = "auto"
+    threads: int | None = None  # clients at once; None: as torch.get_num_threads() says
     round: int = 0
     counters: Counters = field(default_factory=Counters)
     cohorts: list[list[int]] = field(default_factory=list)
@@ -86,14 +90,36 @@ class Simulation:
         self.federation = self.federation.to(dtype, device)
         self._sizes = self.federation.sizes
         self._check()
-        self.engine = ModuleEngine(self.model, self.federation, self.loss, self.settings.weight_decay, device)
-        x = self.engine.flat.initial
+        self.flat = FlatModule(self.model, device)
+        self.random = try_model(self.flat, self.federation, self.loss)
+        x = self.flat.initial
         self.server = self.algorithm.init_server(x)
         self.clients = ClientStore(lambda: self.algorithm.init_client(x))
-        self.buffers = self.engine.flat.buffers.clone()
+        self.buffers = self.flat.buffers.clone()
         self._steps = self._all_local_steps()
         self._mean_steps = sum(self._steps) / len(self._steps)
-        self._mean_grad: dict[AnyExchange, bool] = {}
+        self._needs: dict[AnyExchange, Needs] = {}
+        self._workers = self._hire(device)
+
+    def _hire(self, device: torch.device) -> Workers:
+        def engines(count: int) -> list[Engine]:
+            decay = self.settings.weight_decay
+            return make_engines(self.engine, count, self.model, self.federation, self.loss, decay, device)
+
+        (first,) = engines(1)
+        alone = device.type != "cpu" or (self.random and first.name == ModuleEngine.name)
+        clients = self.settings.cohort or len(self.federation)
+        count = worker_count(self.server.x.numel(), alone, clients, self.threads)
+        return Workers([first, *engines(count - 1)])
+
+    def description(self) -> str:
+        """Say how the clients are run."""
+        engines = self._workers.engines
+        return f"engine: {engines[0].name}, {len(engines)} client{'s' if len(engines) > 1 else ''} at a time"
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._workers.close()
 
     def _check(self) -> None:
         clients, settings = len(self.federation), self.settings
@@ -146,28 +172,34 @@ class Simulation:
         down = exchange.broadcast(self.server)
         efforts = [exchange.effort(Effort(self._steps[client])) for client in cohort]
         batches = self._batches(round, number, cohort, efforts)
-        mean_grad = self._needs_mean_grad(exchange)
-        mean, buffers = Mean(), Mean()
-        for client, effort, rows in zip(cohort, efforts, batches, strict=True):
+        needs = self._needed(exchange)
+
+        def play(engine: Engine, item: tuple[int, Effort, Any]) -> tuple[Any, Any, Done]:
+            client, effort, rows = item
             own = self.clients[client]
-            local, own_buffers, calls = self.engine.run(
-                rule=exchange.direction(down, own),
-                start=exchange.start(down, own),
-                buffers=self.buffers,
-                eta=self.algorithm.eta,
-                client=client,
-                batches=rows,
-                seeds=keyed(self.settings.seed, NOISE, round, number, client).integers(2**63, size=effort.steps),
-                mean_grad=mean_grad,
+            rule, start = exchange.direction(down, own), exchange.start(down, own)
+            seeds = self._noise(round, number, client, effort.steps) if self.random else None
+            done = engine.run(
+                Job(rule, start, self.buffers, self.algorithm.eta, client, effort.steps, rows, seeds, needs)
             )
-            up, self.clients[client] = exchange.reply(down, own, local)
-            mean.add(up, self._weight(exchange, client))
-            buffers.add((own_buffers,), 1.0)
-            self.counters.bytes_up += _nbytes([*up, own_buffers])
-            self.counters.gradients += calls * self._minibatches(effort, client)
+            return *exchange.reply(down, own, done.local), done
+
+        mean, buffers = Mean(), Mean()
+        # Large models divide their own operations between the threads; else each client has one.
+        with compute_threads(1 if self.server.x.numel() < LARGE else None):
+            plays = self._workers.map(play, zip(cohort, efforts, batches, strict=True))
+            for client, effort, (up, own, done) in zip(cohort, efforts, plays, strict=True):
+                self.clients[client] = own
+                mean.add(up, self._weight(exchange, client))
+                buffers.add((done.buffers,), 1.0)
+                self.counters.bytes_up += _nbytes([*up, done.buffers])
+                self.counters.gradients += done.gradients * self._minibatches(effort, client)
         (self.buffers,) = buffers.value()
         share = len(cohort) / len(self.federation)
         self.server = exchange.fold(self.server, type(up)(*mean.value()), Round(share, self._mean_steps))
+
+    def _noise(self, round: int, number: int, client: int, steps: int) -> NDArray[np.int64]:
+        return keyed(self.settings.seed, NOISE, round, number, client).integers(2**63, size=steps)
 
     def _batches(
         self, round: int, number: int, cohort: list[int], efforts: list[Effort]
@@ -182,14 +214,16 @@ class Simulation:
             counts=[effort.steps * (effort.minibatches or 1) for effort in efforts],
             batch_size=size,
         )  # fmt: skip
-        return [rows.reshape(effort.steps, -1) for rows, effort in zip(drawn, efforts, strict=True)]
+        return [
+            rows.reshape(effort.steps, len(rows) // max(1, effort.steps) * size)
+            for rows, effort in zip(drawn, efforts, strict=True)
+        ]
 
-    def _needs_mean_grad(self, exchange: AnyExchange) -> bool:
-        if exchange not in self._mean_grad:
+    def _needed(self, exchange: AnyExchange) -> Needs:
+        if exchange not in self._needs:
             server, client = (type(t)(*(v.to("meta") for v in t)) for t in (self.server, self.clients[0]))
-            cost, _, _ = trace(self.algorithm, exchange, server, client, Effort(steps=1), {})
-            self._mean_grad[exchange] = cost.mean_grad
-        return self._mean_grad[exchange]
+            self._needs[exchange] = trace(self.algorithm, exchange, server, client, Effort(steps=1), {})[0].needs
+        return self._needs[exchange]
 
     def _weight(self, exchange: AnyExchange, client: int) -> float:
         """N p_i: its mean over the clients is 1, so a plain mean over a random cohort is unbiased."""

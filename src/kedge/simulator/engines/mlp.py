@@ -1,0 +1,351 @@
+"""The fused engine: local steps of stacks of linear layers, forward and backward written out.
+
+Three things make it fast. The weight gradient δᵀh is never stored: the step W <- s W - eta a δᵀh is one matrix product
+with accumulation. Gradients at a point that is fixed during the round (the second gradient of variance reduction) come
+from one pass over the samples of all steps, kept as activations and δ; a step then multiplies [δ, δ'] with [h, h'], and
+the first layer, whose inputs coincide, only adds the δ. The mean of the gradients is found from the displacement.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss, one_hot
+
+from kedge.direction import Direction, Vector
+from kedge.exchange import Local
+from kedge.local_steps import local_steps
+from kedge.problem import Federation
+from kedge.simulator.engines.base import Done, Job, Loss
+from kedge.simulator.engines.module import views
+
+aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation in place, and its backward from the output, into ``out``."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # (δ after, output) -> δ before, in place
+
+
+def _relu_backward(delta: Tensor, output: Tensor) -> Tensor:
+    result: Tensor = aten.threshold_backward.grad_input(delta, output, 0, grad_input=delta)
+    return result
+
+
+def _tanh_backward(delta: Tensor, output: Tensor) -> Tensor:
+    result: Tensor = aten.tanh_backward.grad_input(delta, output, grad_input=delta)
+    return result
+
+
+def _sigmoid_backward(delta: Tensor, output: Tensor) -> Tensor:
+    result: Tensor = aten.sigmoid_backward.grad_input(delta, output, grad_input=delta)
+    return result
+
+
+ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation(torch.relu_, _relu_backward),
+    nn.Tanh: Activation(torch.tanh_, _tanh_backward),
+    nn.Sigmoid: Activation(torch.sigmoid_, _sigmoid_backward),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer, what follows it, and where its parameters lie."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: Activation | None = None
+    dropout: float = 0.0
+
+
+def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
+    """Return the layers of a model that this engine can run, or None."""
+    if output_gradient(loss) is None:
+        return None
+    modules = list(_flattened(model))
+    while modules and type(modules[0]) is nn.Flatten and modules[0].start_dim == 1:
+        modules.pop(0)
+    layers: list[Layer] = []
+    for module in modules:
+        if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
+            return None
+        last = layers[-1] if layers else None
+        if type(module) is nn.Linear:
+            layers.append(Layer(module.in_features, module.out_features, module.bias is not None))
+        elif type(module) in ACTIVATIONS and last and last.activation is None and not last.dropout:
+            layers[-1] = dataclasses.replace(last, activation=ACTIVATIONS[type(module)])
+        elif type(module) is nn.Dropout and last and not last.dropout:
+            layers[-1] = dataclasses.replace(last, dropout=module.p)
+        else:
+            return None
+    return layers if _is_complete(model, layers) and _fits(layers[-1], loss, labels) else None
+
+
+def _flattened(module: nn.Module) -> list[nn.Module]:
+    if type(module) is nn.Sequential:
+        return [inner for child in module for inner in _flattened(child)]
+    return [] if type(module) is nn.Identity else [module]
+
+
+def _is_complete(model: nn.Module, layers: list[Layer]) -> bool:
+    """Whether the layers are all there is: a plain output, no frozen, shared or foreign parameter, no buffer."""
+    if not layers or layers[-1].activation is not None or layers[-1].dropout:
+        return False
+    count = sum(layer.outputs * (layer.inputs + layer.bias) for layer in layers)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return trained == count and not list(model.buffers())
+
+
+def _fits(last: Layer, loss: Loss, labels: Tensor) -> bool:
+    """Whether the labels are classes, or targets of the output's own shape (torch would broadcast others)."""
+    if loss is cross_entropy or type(loss) is nn.CrossEntropyLoss:
+        return labels.ndim == 1 and not labels.is_floating_point()
+    return labels.is_floating_point() and labels.shape[1:] == (last.outputs,)
+
+
+OutputGradient = Callable[[Tensor, Tensor], Tensor]
+
+
+def output_gradient(loss: Loss) -> OutputGradient | None:
+    """Return δ = ∂loss/∂output from (output, target), for a loss whose gradient is known."""
+    if loss is cross_entropy or _is_plain(loss, nn.CrossEntropyLoss):
+        return lambda output, target: torch.softmax(output, 1).sub_(target).div_(len(output))
+    if loss is mse_loss or _is_plain(loss, nn.MSELoss):
+        return lambda output, target: (output - target).mul_(2 / output.numel())
+    return None
+
+
+def _is_plain(loss: Any, kind: type[nn.Module]) -> bool:
+    if type(loss) is not kind:
+        return False
+    return all(getattr(loss, name, None) == getattr(kind(), name, None)
+               for name in ("reduction", "label_smoothing", "ignore_index", "weight"))  # fmt: skip
+
+
+class MLPEngine:
+    """Runs stacks of linear layers without autograd."""
+
+    name = "fused-mlp"
+
+    def __init__(self, layers: list[Layer], federation: Federation, loss: Loss, weight_decay: float) -> None:
+        self.layers = layers
+        self.federation = federation
+        self.weight_decay = weight_decay
+        gradient = output_gradient(loss)
+        assert gradient is not None, "plan() has checked the loss"
+        self.output_gradient = gradient
+        self.classes = layers[-1].outputs
+        shapes = [
+            shape for layer in layers for shape in ((layer.outputs, layer.inputs), (layer.outputs,))[: 1 + layer.bias]
+        ]
+        self._shapes = [torch.Size(shape) for shape in shapes]
+
+    def run(self, job: Job) -> Done:
+        """Run a client's local steps, fused where the rule allows it."""
+        rule = job.rule.clean()
+        data = self._gather(job)
+        if self._can_fuse(rule, job):
+            local = self._fused(rule, job, data)
+            return Done(local, job.buffers, job.steps * (1 + len(rule.anchors)))
+        calls = 0
+
+        def gradient(point: Vector, k: int, second: bool) -> Vector:
+            nonlocal calls
+            calls += 1
+            return self._gradient(point, *data.step(k))
+
+        local = local_steps(rule, job.start, job.eta, job.steps, gradient, job.needs)
+        return Done(local, job.buffers, calls)
+
+    def _can_fuse(self, rule: Direction, job: Job) -> bool:
+        fixed = all(anchor.point is not None for anchor in rule.anchors)
+        known = not job.needs.last_direction and not (job.needs.mean_grad and rule.displacement)
+        masked_anchors = bool(rule.anchors) and job.seeds is not None and job.batches is None
+        # One step is a gradient query: its direction is wanted as it is, not as a difference of models.
+        return job.steps > 1 and bool(rule.grad) and not rule.memory and fixed and known and not masked_anchors
+
+    def _gather(self, job: Job) -> "Data":
+        own = self.federation.indices[job.client]
+        rows = own if job.batches is None else own[torch.from_numpy(job.batches).to(own.device).reshape(-1)]
+        features = self.federation.features.index_select(0, rows).flatten(1)
+        labels = self.federation.labels.index_select(0, rows)
+        target = labels if labels.is_floating_point() else one_hot(labels, self.classes).to(features.dtype)
+        size = len(own) if job.batches is None else job.batches.shape[1]
+        return Data(features, target, size, job.batches is None, self._masks(job, size, features))
+
+    def _masks(self, job: Job, size: int, like: Tensor) -> list[list[Tensor | None]]:
+        """Draw, for each step and layer, the dropout mask that torch would draw after the same seed."""
+        if job.seeds is None:
+            return [[None] * len(self.layers)] * job.steps
+        masks: list[list[Tensor | None]] = []
+        for seed in job.seeds:
+            source = torch.Generator().manual_seed(int(seed))
+            masks.append([self._mask(layer, size, like, source) for layer in self.layers])
+        return masks
+
+    @staticmethod
+    def _mask(layer: Layer, size: int, like: Tensor, source: torch.Generator) -> Tensor | None:
+        kept = 1 - layer.dropout
+        return (
+            like.new_empty(size, layer.outputs).bernoulli_(kept, generator=source).div_(kept) if layer.dropout else None
+        )
+
+    def _parameters(self, flat: Vector) -> list[tuple[Tensor, Tensor | None]]:
+        parts = iter(views(flat, self._shapes))
+        return [(next(parts), next(parts) if layer.bias else None) for layer in self.layers]
+
+    def _forward(
+        self, parameters: list[tuple[Tensor, Tensor | None]], h: Tensor, masks: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the inputs of every layer followed by the output, and the activations before dropout."""
+        inputs, outputs = [h], []
+        for layer, (weight, bias), mask in zip(self.layers, parameters, masks, strict=True):
+            z = torch.mm(h, weight.t()) if bias is None else torch.addmm(bias, h, weight.t())
+            h = layer.activation.forward(z) if layer.activation else z
+            outputs.append(h)
+            if mask is not None:
+                h = h * mask
+            inputs.append(h)
+        return inputs, outputs
+
+    def _back(self, number: int, delta: Tensor, weight: Tensor, outputs: list[Tensor], mask: Tensor | None) -> Tensor:
+        """Take δ of layer ``number`` to the layer before it."""
+        before = torch.mm(delta, weight)
+        if mask is not None:
+            before.mul_(mask)
+        activation = self.layers[number - 1].activation
+        return activation.backward(before, outputs[number - 1]) if activation else before
+
+    def _gradient(self, point: Vector, features: Tensor, target: Tensor, masks: Sequence[Tensor | None]) -> Vector:
+        grad = torch.empty_like(point)
+        parameters, into = self._parameters(point), self._parameters(grad)
+        inputs, outputs = self._forward(parameters, features, masks)
+        delta = self.output_gradient(inputs[-1], target)
+        for number in reversed(range(len(self.layers))):
+            weight, bias = into[number]
+            torch.mm(delta.t(), inputs[number], out=weight)
+            if bias is not None:
+                torch.sum(delta, 0, out=bias)
+            if number:
+                delta = self._back(number, delta, parameters[number][0], outputs, masks[number - 1])
+        return grad.add_(point, alpha=self.weight_decay) if self.weight_decay else grad
+
+    def _fused(self, rule: Direction, job: Job, data: "Data") -> Local:
+        eta, a, decay = job.eta, rule.grad, self.weight_decay
+        x = job.start.clone()
+        parameters = self._parameters(x)
+        anchors = [
+            self._anchor(anchor.point, anchor.weight / a, data) for anchor in rule.anchors if anchor.point is not None
+        ]
+        # Weight decay and the pull to the start are multiples of x and constants: x <- scale x - eta (...).
+        scale = 1 - eta * (a * decay + rule.displacement)
+        constant = rule.constant
+        if rule.displacement:
+            constant = -rule.displacement * job.start if constant is None else constant - rule.displacement * job.start
+        for anchor in rule.anchors if decay else ():
+            assert anchor.point is not None
+            pull = anchor.weight * decay * anchor.point
+            constant = pull if constant is None else constant + pull
+        for k in range(job.steps):
+            features, target, masks = data.step(k)
+            inputs, outputs = self._forward(parameters, features, masks)
+            delta = self.output_gradient(inputs[-1], target)
+            for number in reversed(range(len(self.layers))):
+                weight, bias = parameters[number]
+                step = delta
+                if number:
+                    delta = self._back(number, delta, weight, outputs, masks[number - 1])
+                h = inputs[number]
+                for anchored in anchors:
+                    other, other_h = anchored.step(k, number, data)
+                    if number:
+                        step, h = torch.cat([step, other]), torch.cat([h, other_h])
+                    else:
+                        step = step.add_(other)
+                weight.addmm_(step.t(), h, beta=scale, alpha=-eta * a)
+                if bias is not None:
+                    bias.mul_(scale).add_(step.sum(0), alpha=-eta * a)
+            if constant is not None:
+                x.add_(constant, alpha=-eta)
+        return self._left(rule, job, x, anchors, data)
+
+    def _left(self, rule: Direction, job: Job, x: Vector, anchors: "list[Anchored]", data: "Data") -> Local:
+        mean_direction = (job.start - x).div_(job.eta * job.steps)
+        mean_grad = None
+        if job.needs.mean_grad:
+            mean_grad = mean_direction.clone() if rule.constant is None else mean_direction - rule.constant
+            for anchor, anchored in zip(rule.anchors, anchors, strict=True):
+                mean_grad.sub_(self._mean_gradient(anchored, data, rule.grad))
+                if self.weight_decay and anchor.point is not None:
+                    mean_grad.sub_(anchor.point, alpha=anchor.weight * self.weight_decay)
+            mean_grad.div_(rule.grad)
+        count = torch.tensor(job.steps, dtype=x.dtype)
+        return Local(job.start, x, mean_direction, count, mean_grad)
+
+    def _anchor(self, point: Vector, weight: float, data: "Data") -> "Anchored":
+        parameters = self._parameters(point)
+        features, target, masks = data.everything()
+        inputs, outputs = self._forward(parameters, features, masks)
+        delta = self.output_gradient(inputs[-1], target).mul_(weight * len(target) / data.size)
+        deltas = [delta]
+        for number in reversed(range(1, len(self.layers))):
+            delta = self._back(number, delta, parameters[number][0], outputs, masks[number - 1])
+            deltas.insert(0, delta)
+        return Anchored(deltas, inputs)
+
+    def _mean_gradient(self, anchored: "Anchored", data: "Data", factor: float) -> Vector:
+        """Return the mean over the steps of the anchor's weighted gradient, without weight decay."""
+        steps = len(anchored.deltas[0]) / data.size
+        total = torch.empty(sum(shape.numel() for shape in self._shapes), dtype=data.features.dtype)
+        for number, (weight, bias) in enumerate(self._parameters(total)):
+            torch.mm(anchored.deltas[number].t(), anchored.inputs[number], out=weight)
+            if bias is not None:
+                torch.sum(anchored.deltas[number], 0, out=bias)
+        return total.mul_(factor / steps)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The samples of all steps of a client."""
+
+    features: Tensor
+    target: Tensor
+    size: int  # samples of a step
+    repeated: bool  # whether every step uses all of them
+    masks: list[list[Tensor | None]]
+
+    def rows(self, k: int) -> slice:
+        """Return where step k's samples are."""
+        return slice(0, self.size) if self.repeated else slice(k * self.size, (k + 1) * self.size)
+
+    def step(self, k: int) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+        """Return features, target and dropout masks of step k."""
+        rows = self.rows(k)
+        return self.features[rows], self.target[rows], self.masks[k]
+
+    def everything(self) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+        """Return the same of all steps at once."""
+        layers = zip(*self.masks, strict=True)
+        masks = [None if layer[0] is None else torch.cat(layer) for layer in layers]
+        return self.features, self.target, masks
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """The gradients at a fixed point of all steps, as what they are products of."""
+
+    deltas: list[Tensor]
+    inputs: list[Tensor]
+
+    def step(self, k: int, number: int, data: Data) -> tuple[Tensor, Tensor]:
+        """Return δ and h of a layer in step k."""
+        rows = data.rows(k)
+        return self.deltas[number][rows], self.inputs[number][rows]

@@ -1,0 +1,68 @@
+"""Clients in parallel: threads of one process, each with an engine of its own and one compute thread."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from kedge.simulator.engines import Engine
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+LARGE = 4_000_000
+"""Parameters from which on one client at a time uses all threads: the work of its operations is worth dividing."""
+
+
+def worker_count(parameters: int, random_module: bool, clients: int, threads: int | None) -> int:
+    """Return how many clients to run at once. A module that draws from torch's one generator runs alone."""
+    available = torch.get_num_threads() if threads is None else threads
+    return 1 if random_module or parameters >= LARGE else max(1, min(available, clients))
+
+
+class Workers:
+    """Runs a function over items with as many threads as engines; results come in the order of the items."""
+
+    def __init__(self, engines: list[Engine]) -> None:
+        self.engines = engines
+        self._free: SimpleQueue[Engine] = SimpleQueue()
+        for engine in engines:
+            self._free.put(engine)
+        self._pool = ThreadPoolExecutor(len(engines), "kedge", _one_thread) if len(engines) > 1 else None
+
+    def map(self, function: Callable[[Engine, Item], Value], items: Iterable[Item]) -> Iterator[Value]:
+        """Apply ``function(engine, item)``."""
+
+        def apply(item: Item) -> Value:
+            engine = self._free.get()
+            try:
+                with torch.no_grad():
+                    return function(engine, item)
+            finally:
+                self._free.put(engine)
+
+        return map(apply, items) if self._pool is None else self._pool.map(apply, items)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def compute_threads(count: int | None) -> Iterator[None]:
+    """Let an operation use ``count`` threads, or with None what torch was told before."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
