@@ -60,3 +60,62 @@ def error(x: torch.Tensor, problem: kedge.problem.Quadratics) -> float:
     """Return |x - x*| / |x^0 - x*|."""
     start = problem.model.x.detach()
     return float((x - problem.optimum).norm() / (start - problem.optimum).norm())
+
+
+METHODS = {
+    "FedAvg": kedge.FedAvg(eta=ETA),
+    "FedAvg-M, β=.1": kedge.FedAvgM(eta=ETA, beta=0.1),
+    "FedAvg-M, β=.1, η/100": kedge.FedAvgM(eta=ETA / 100, beta=0.1, gamma=ETA * STEPS),
+    "FedAvg-M-VR, β=.1": kedge.FedAvgMVR(eta=ETA, beta=0.1),
+    "SCAFFOLD": kedge.Scaffold(eta=ETA),
+    "SCAFFOLD-M, β=.1": kedge.ScaffoldM(eta=ETA, beta=0.1),
+    "SCAFFOLD-M-VR, β=.1": kedge.ScaffoldMVR(eta=ETA, beta=0.1),
+    "MB-STORM, β=.1": kedge.MBStorm(eta=ETA, beta=0.1),
+    "CE-LSGD, β=.1": kedge.CELSGD(eta=ETA, beta=0.1),
+    "CE-LSGD, β=.1, average": kedge.CELSGD(eta=ETA, beta=0.1, output="average"),
+    "MimeLite, β=.1": kedge.MimeLite(eta=ETA, beta=0.1),
+    "Mime, β=.1": kedge.Mime(eta=ETA, beta=0.1),
+    "MimeLiteMVR, β=.1": kedge.MimeLiteMVR(eta=ETA, beta=0.1),
+    "MimeLiteMVR, β=.1, current": kedge.MimeLiteMVR(eta=ETA, beta=0.1, reference="current"),
+    "MimeMVR, β=.1": kedge.MimeMVR(eta=ETA, beta=0.1),
+    "FedProx, μ=1": kedge.FedProx(eta=ETA, mu=1.0),
+    "FedNova": kedge.FedNova(eta=ETA),
+    "FedDyn, α=1": kedge.FedDyn(eta=ETA, alpha=1.0),
+    "FedGATE": kedge.FedGATE(eta=ETA),
+    "SlowMo, β=.5": kedge.SlowMo(eta=ETA, beta=0.5),
+    "Server momentum, β1=.5": kedge.ServerMomentum(eta=ETA, server_lr=1.0, beta1=0.5),
+    "FedAdagrad": kedge.FedAdagrad(eta=ETA, server_lr=1.0),
+    "FedAdam": kedge.FedAdam(eta=ETA, server_lr=0.01),
+    "FedYogi": kedge.FedYogi(eta=ETA, server_lr=0.01),
+    "STEM, β=.1": kedge.Stem(eta=ETA, beta=0.1),
+    "STEM, β=0": kedge.Stem(eta=ETA, beta=0.0),
+    "STEM, β=.1, average": kedge.Stem(eta=ETA, beta=0.1, reference="average"),
+    "BVR-L-SGD, 20 rounds a stage": kedge.BVRLSGD(eta=ETA, stage_rounds=20),
+    "FedPD, α=1": kedge.FedPD(eta=ETA, alpha=1.0),
+    "FedPD, α=1, p=.5": kedge.FedPD(eta=ETA, alpha=1.0, skip=0.5),
+    "VRL-SGD": kedge.VRLSGD(eta=ETA),
+    "LED, b=1/K": kedge.LED(eta=ETA),
+    "LED, b=.3/K": kedge.LED(eta=ETA, b=0.3 / STEPS),
+}
+SETTINGS = [("shared", None), ("mild", None), ("large", None), ("mild", 2), ("large", 2)]
+
+
+def table() -> None:
+    """Print the relative errors as a table."""
+    problems = {name: kedge.quadratics(clients=10, dim=20, heterogeneity=name) for name, _ in SETTINGS}
+    heads = [f"{name}, {'all' if cohort is None else f'S = {cohort}'}" for name, cohort in SETTINGS]
+    print("| algorithm | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|", sep="\n")
+    for title, method in METHODS.items():
+        cells = []
+        for name, cohort in SETTINGS:
+            if cohort is not None and method.full_participation:
+                cells.append("-")
+                continue
+            value = error(run(method, problems[name], cohort=cohort).x, problems[name])
+            cells.append("<1e-12" if value < 1e-12 else f"{value:.1e}")
+        print(f"| {title} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    table()

@@ -46,6 +46,7 @@ def compare(
     seed: options.Seed = None,
     eval_every: options.EvalEvery = None,
     device: options.Device = None,
+    engine: options.Engine = None,
     set_: options.Set = None,
     out: options.Out = None,
 ) -> None:

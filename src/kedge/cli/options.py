@@ -49,6 +49,7 @@ WeightDecay = Annotated[float | None, typer.Option(help="λ; λx is part of ever
 Seed = Annotated[int | None, typer.Option(help="Of data, model, cohorts and minibatches. [0]", rich_help_panel=RUN)]
 EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. [rounds / 50]", rich_help_panel=RUN)]
 Device = Annotated[str | None, typer.Option(help="Where torch computes. [cpu]", rich_help_panel=RUN)]
+Engine = Annotated[str | None, typer.Option(help="auto, module or fused-mlp. [auto]", rich_help_panel=RUN)]
 Out = Annotated[Path | None, typer.Option(help="A new directory for the results.", show_default=False)]
 
 KEYS = {
@@ -56,7 +57,7 @@ KEYS = {
     "alpha": "data.alpha", "model": "model.name", "algorithm": "algorithm.name", "eta": "algorithm.eta",
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
-    "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device",
+    "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ def run(
     seed: options.Seed = None,
     eval_every: options.EvalEvery = None,
     device: options.Device = None,
+    engine: options.Engine = None,
     set_: options.Set = None,
     out: options.Out = None,
 ) -> None:
@@ -56,7 +57,7 @@ def run(
         f"{name} after {row['round']} rounds: test loss {figure(row.get('test_loss'))}, "
         f"test accuracy {figure(row.get('test_accuracy'), '.2%')}; "
         f"{size(row['bytes_down'])} down, {size(row['bytes_up'])} up, {row['gradients']:.0f} minibatch gradients, "
-        f"{row['seconds']:.1f} s",
+        f"{row['seconds']:.1f} s ({result.simulation.description()})",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     output.print(f"Written to {path}; `kedge run {path / 'config.toml'}` repeats it.", highlight=False, soft_wrap=True)

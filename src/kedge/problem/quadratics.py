@@ -80,7 +80,7 @@ def _uniform(low: float, high: float, count: int, dim: int, rng: torch.Generator
 
 
 def _shared(clients: int, dim: int, rng: torch.Generator) -> Tensor:
-    spectrum = torch.linspace(0.02, 1.0, dim, dtype=torch.float64)
+    spectrum = torch.linspace(0.1, 1.0, dim, dtype=torch.float64)
     return _symmetric(_rotations(1, dim, rng), spectrum).expand(clients, dim, dim).clone()
 
 
@@ -114,7 +114,7 @@ def quadratics(
 ) -> Quadratics:
     """Make a quadratic problem in float64 whose model starts at the origin.
 
-    ``heterogeneity``: "shared" (one Hessian with spectrum in [0.02, 1], centers spread by 1), "mild" (Hessians
+    ``heterogeneity``: "shared" (one Hessian with spectrum in [0.1, 1], centers spread by 1), "mild" (Hessians
     with spectra in [0.3, 1] near a common one, centers spread by 1) or "large" (independent Hessians with
     spectra in [0.02, 1], centers spread by 30). Within each client the noise vectors of the ``samples`` have
     the mean 0 and the mean squared norm ``sigma**2``, exactly.

@@ -7,9 +7,10 @@ the first layer, whose inputs coincide, only adds the δ. The mean of the gradie
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from kedge.simulator.engines.base import Done, Job, Loss
 from kedge.simulator.engines.module import views
 
 aten: Any = torch.ops.aten
+
+Parameters = list[tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Layer:
 
 def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
     """Return the layers of a model that this engine can run, or None."""
-    if output_gradient(loss) is None:
+    if known_loss(loss) is None:
         return None
     modules = list(_flattened(model))
     while modules and type(modules[0]) is nn.Flatten and modules[0].start_dim == 1:
@@ -111,15 +114,24 @@ def _fits(last: Layer, loss: Loss, labels: Tensor) -> bool:
     return labels.is_floating_point() and labels.shape[1:] == (last.outputs,)
 
 
-OutputGradient = Callable[[Tensor, Tensor], Tensor]
+@dataclass(frozen=True)
+class KnownLoss:
+    """A loss whose gradient by the output is factor x delta, the factor depending on the shape alone."""
+
+    delta: Callable[[Tensor, Tensor], Tensor]  # (output, target); the output may be overwritten
+    factor: Callable[[int, int], float]  # (samples, outputs)
 
 
-def output_gradient(loss: Loss) -> OutputGradient | None:
-    """Return δ = ∂loss/∂output from (output, target), for a loss whose gradient is known."""
+CROSS_ENTROPY = KnownLoss(lambda output, target: torch.softmax(output, 1).sub_(target), lambda samples, _: 1 / samples)
+SQUARED_ERROR = KnownLoss(lambda output, target: output.sub_(target), lambda samples, outputs: 2 / (samples * outputs))
+
+
+def known_loss(loss: Loss) -> KnownLoss | None:
+    """Return what is known of the gradient of ``loss``."""
     if loss is cross_entropy or _is_plain(loss, nn.CrossEntropyLoss):
-        return lambda output, target: torch.softmax(output, 1).sub_(target).div_(len(output))
+        return CROSS_ENTROPY
     if loss is mse_loss or _is_plain(loss, nn.MSELoss):
-        return lambda output, target: (output - target).mul_(2 / output.numel())
+        return SQUARED_ERROR
     return None
 
 
@@ -139,9 +151,9 @@ class MLPEngine:
         self.layers = layers
         self.federation = federation
         self.weight_decay = weight_decay
-        gradient = output_gradient(loss)
-        assert gradient is not None, "plan() has checked the loss"
-        self.output_gradient = gradient
+        known = known_loss(loss)
+        assert known is not None, "plan() has checked the loss"
+        self.loss = known
         self.classes = layers[-1].outputs
         shapes = [
             shape for layer in layers for shape in ((layer.outputs, layer.inputs), (layer.outputs,))[: 1 + layer.bias]
@@ -198,17 +210,17 @@ class MLPEngine:
             like.new_empty(size, layer.outputs).bernoulli_(kept, generator=source).div_(kept) if layer.dropout else None
         )
 
-    def _parameters(self, flat: Vector) -> list[tuple[Tensor, Tensor | None]]:
+    def _parameters(self, flat: Vector) -> Parameters:
         parts = iter(views(flat, self._shapes))
         return [(next(parts), next(parts) if layer.bias else None) for layer in self.layers]
 
     def _forward(
-        self, parameters: list[tuple[Tensor, Tensor | None]], h: Tensor, masks: Sequence[Tensor | None]
+        self, parameters: Parameters, h: Tensor, masks: Sequence[Tensor | None], into: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the inputs of every layer followed by the output, and the activations before dropout."""
         inputs, outputs = [h], []
-        for layer, (weight, bias), mask in zip(self.layers, parameters, masks, strict=True):
-            z = torch.mm(h, weight.t()) if bias is None else torch.addmm(bias, h, weight.t())
+        for layer, (weight, bias), mask, out in zip(self.layers, parameters, masks, into, strict=True):
+            z = torch.mm(h, weight.t(), out=out) if bias is None else torch.addmm(bias, h, weight.t(), out=out)
             h = layer.activation.forward(z) if layer.activation else z
             outputs.append(h)
             if mask is not None:
@@ -216,9 +228,11 @@ class MLPEngine:
             inputs.append(h)
         return inputs, outputs
 
-    def _back(self, number: int, delta: Tensor, weight: Tensor, outputs: list[Tensor], mask: Tensor | None) -> Tensor:
+    def _back(
+        self, number: int, delta: Tensor, weight: Tensor, outputs: list[Tensor], mask: Tensor | None, out: Tensor | None
+    ) -> Tensor:
         """Take δ of layer ``number`` to the layer before it."""
-        before = torch.mm(delta, weight)
+        before = torch.mm(delta, weight, out=out)
         if mask is not None:
             before.mul_(mask)
         activation = self.layers[number - 1].activation
@@ -226,90 +240,104 @@ class MLPEngine:
 
     def _gradient(self, point: Vector, features: Tensor, target: Tensor, masks: Sequence[Tensor | None]) -> Vector:
         grad = torch.empty_like(point)
-        parameters, into = self._parameters(point), self._parameters(grad)
-        inputs, outputs = self._forward(parameters, features, masks)
-        delta = self.output_gradient(inputs[-1], target)
+        parameters, into, anew = self._parameters(point), self._parameters(grad), [None] * len(self.layers)
+        inputs, outputs = self._forward(parameters, features, masks, anew)
+        delta = self.loss.delta(inputs[-1], target).mul_(self.loss.factor(len(target), self.classes))
         for number in reversed(range(len(self.layers))):
             weight, bias = into[number]
             torch.mm(delta.t(), inputs[number], out=weight)
             if bias is not None:
                 torch.sum(delta, 0, out=bias)
             if number:
-                delta = self._back(number, delta, parameters[number][0], outputs, masks[number - 1])
+                delta = self._back(number, delta, parameters[number][0], outputs, masks[number - 1], None)
         return grad.add_(point, alpha=self.weight_decay) if self.weight_decay else grad
 
     def _fused(self, rule: Direction, job: Job, data: "Data") -> Local:
-        eta, a, decay = job.eta, rule.grad, self.weight_decay
+        eta, a = job.eta, rule.grad
         x = job.start.clone()
         parameters = self._parameters(x)
-        anchors = [
-            self._anchor(anchor.point, anchor.weight / a, data) for anchor in rule.anchors if anchor.point is not None
-        ]
-        # Weight decay and the pull to the start are multiples of x and constants: x <- scale x - eta (...).
-        scale = 1 - eta * (a * decay + rule.displacement)
-        constant = rule.constant
-        if rule.displacement:
-            constant = -rule.displacement * job.start if constant is None else constant - rule.displacement * job.start
-        for anchor in rule.anchors if decay else ():
-            assert anchor.point is not None
-            pull = anchor.weight * decay * anchor.point
-            constant = pull if constant is None else constant + pull
+        anchors = [self._anchor(anchor.point, anchor.weight / a, data) for anchor in _fixed(rule)]
+        scale, constant = self._linear_part(rule, job)
+        rate = -eta * a * self.loss.factor(data.size, self.classes)
+        forth = [x.new_empty(data.size, layer.outputs) for layer in self.layers]
+        back = [x.new_empty(data.size, layer.outputs) for layer in self.layers]
+        ones = x.new_ones(data.size * (1 + len(anchors)))
         for k in range(job.steps):
             features, target, masks = data.step(k)
-            inputs, outputs = self._forward(parameters, features, masks)
-            delta = self.output_gradient(inputs[-1], target)
+            inputs, outputs = self._forward(parameters, features, masks, forth)
+            delta = self.loss.delta(inputs[-1], target)
             for number in reversed(range(len(self.layers))):
                 weight, bias = parameters[number]
-                step = delta
+                step, h = delta, inputs[number]
                 if number:
-                    delta = self._back(number, delta, weight, outputs, masks[number - 1])
-                h = inputs[number]
+                    delta = self._back(number, delta, weight, outputs, masks[number - 1], back[number - 1])
                 for anchored in anchors:
                     other, other_h = anchored.step(k, number, data)
                     if number:
                         step, h = torch.cat([step, other]), torch.cat([h, other_h])
                     else:
-                        step = step.add_(other)
-                weight.addmm_(step.t(), h, beta=scale, alpha=-eta * a)
+                        step.add_(other)  # the inputs coincide, so the products add up in δ
+                weight.addmm_(step.t(), h, beta=scale, alpha=rate)
                 if bias is not None:
-                    bias.mul_(scale).add_(step.sum(0), alpha=-eta * a)
+                    bias.addmv_(step.t(), ones[: len(step)], beta=scale, alpha=rate)
             if constant is not None:
                 x.add_(constant, alpha=-eta)
         return self._left(rule, job, x, anchors, data)
+
+    def _linear_part(self, rule: Direction, job: Job) -> tuple[float, Vector | None]:
+        """Weight decay and the pull to the start as parts of x <- scale x - eta (constant + a ∇F + ...)."""
+        scale = 1 - job.eta * (rule.grad * self.weight_decay + rule.displacement)
+        terms = [] if rule.constant is None else [rule.constant]
+        if rule.displacement:
+            terms.append(-rule.displacement * job.start)
+        if self.weight_decay:
+            terms += [anchor.weight * self.weight_decay * anchor.point for anchor in _fixed(rule)]
+        return scale, sum(terms[1:], terms[0]) if terms else None
 
     def _left(self, rule: Direction, job: Job, x: Vector, anchors: "list[Anchored]", data: "Data") -> Local:
         mean_direction = (job.start - x).div_(job.eta * job.steps)
         mean_grad = None
         if job.needs.mean_grad:
             mean_grad = mean_direction.clone() if rule.constant is None else mean_direction - rule.constant
-            for anchor, anchored in zip(rule.anchors, anchors, strict=True):
-                mean_grad.sub_(self._mean_gradient(anchored, data, rule.grad))
-                if self.weight_decay and anchor.point is not None:
+            for anchor, anchored in zip(_fixed(rule), anchors, strict=True):
+                mean_grad.sub_(self._mean_gradient(anchored, data), alpha=rule.grad)
+                if self.weight_decay:
                     mean_grad.sub_(anchor.point, alpha=anchor.weight * self.weight_decay)
             mean_grad.div_(rule.grad)
-        count = torch.tensor(job.steps, dtype=x.dtype)
-        return Local(job.start, x, mean_direction, count, mean_grad)
+        return Local(job.start, x, mean_direction, torch.tensor(job.steps, dtype=x.dtype), mean_grad)
 
     def _anchor(self, point: Vector, weight: float, data: "Data") -> "Anchored":
+        """Return ``weight`` times the gradients of all steps at ``point``, as what they are products of."""
         parameters = self._parameters(point)
         features, target, masks = data.everything()
-        inputs, outputs = self._forward(parameters, features, masks)
-        delta = self.output_gradient(inputs[-1], target).mul_(weight * len(target) / data.size)
+        inputs, outputs = self._forward(parameters, features, masks, [None] * len(self.layers))
+        delta = self.loss.delta(inputs[-1], target).mul_(weight)
         deltas = [delta]
         for number in reversed(range(1, len(self.layers))):
-            delta = self._back(number, delta, parameters[number][0], outputs, masks[number - 1])
+            delta = self._back(number, delta, parameters[number][0], outputs, masks[number - 1], None)
             deltas.insert(0, delta)
         return Anchored(deltas, inputs)
 
-    def _mean_gradient(self, anchored: "Anchored", data: "Data", factor: float) -> Vector:
-        """Return the mean over the steps of the anchor's weighted gradient, without weight decay."""
+    def _mean_gradient(self, anchored: "Anchored", data: "Data") -> Vector:
+        """Return the mean over the steps of an anchor's weighted gradients, without weight decay."""
         steps = len(anchored.deltas[0]) / data.size
-        total = torch.empty(sum(shape.numel() for shape in self._shapes), dtype=data.features.dtype)
+        total = data.features.new_empty(sum(shape.numel() for shape in self._shapes))
         for number, (weight, bias) in enumerate(self._parameters(total)):
             torch.mm(anchored.deltas[number].t(), anchored.inputs[number], out=weight)
             if bias is not None:
                 torch.sum(anchored.deltas[number], 0, out=bias)
-        return total.mul_(factor / steps)
+        return total.mul_(self.loss.factor(data.size, self.classes) / steps)
+
+
+class FixedAnchor(NamedTuple):
+    """An anchor whose point does not move during the round."""
+
+    weight: float
+    point: Vector
+
+
+def _fixed(rule: Direction) -> list[FixedAnchor]:
+    return [FixedAnchor(anchor.weight, anchor.point) for anchor in rule.anchors if anchor.point is not None]
 
 
 @dataclass(frozen=True)
@@ -322,14 +350,17 @@ class Data:
     repeated: bool  # whether every step uses all of them
     masks: list[list[Tensor | None]]
 
-    def rows(self, k: int) -> slice:
-        """Return where step k's samples are."""
-        return slice(0, self.size) if self.repeated else slice(k * self.size, (k + 1) * self.size)
+    def cut(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Return the part of each step."""
+        return [tensor] * len(self.masks) if self.repeated else torch.split(tensor, self.size)
+
+    @functools.cached_property
+    def _steps(self) -> list[tuple[Tensor, Tensor, list[Tensor | None]]]:
+        return list(zip(self.cut(self.features), self.cut(self.target), self.masks, strict=True))
 
     def step(self, k: int) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
         """Return features, target and dropout masks of step k."""
-        rows = self.rows(k)
-        return self.features[rows], self.target[rows], self.masks[k]
+        return self._steps[k]
 
     def everything(self) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
         """Return the same of all steps at once."""
@@ -347,5 +378,5 @@ class Anchored:
 
     def step(self, k: int, number: int, data: Data) -> tuple[Tensor, Tensor]:
         """Return δ and h of a layer in step k."""
-        rows = data.rows(k)
+        rows = slice(0, data.size) if data.repeated else slice(k * data.size, (k + 1) * data.size)
         return self.deltas[number][rows], self.inputs[number][rows]

@@ -1,0 +1,123 @@
+"""Engines: different ways to the same numbers."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import kedge
+from kedge.problem import Federation
+from kedge.simulator.engines.mlp import plan
+from tests.simulator.test_simulation import small
+
+CLASSES = torch.tensor([0, 1])
+
+
+def network(activation=nn.ReLU, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    between = [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(4, 6),
+        activation(),
+        *between,
+        nn.Linear(6, 5, bias=False),
+        activation(),
+        nn.Linear(5, 3),
+    ).double()
+
+
+def play(algorithm, engine="auto", module=None, federation=None, **options):
+    settings = {"rounds": 3, "cohort": 3, "local_steps": 4, "batch_size": 4, "eval_every": 3} | options
+    if algorithm.full_participation:
+        settings["cohort"] = None
+    return kedge.simulate(module or network(), federation or small(), algorithm, engine=engine, **settings)
+
+
+def gap(one, other) -> float:
+    vectors = [(one.server[name], other.server[name]) for name in one.server]
+    vectors += [(one.client(0)[name], other.client(0)[name]) for name in one.client(0)]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-3)) for a, b in vectors)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"batch_size": None}], ids=["plain", "decay", "full"])
+@pytest.mark.parametrize("kind", kedge.ALGORITHMS.values(), ids=lambda kind: kind.__name__)
+def test_the_fused_engine_equals_autograd(kind, options):
+    one, other = (play(kind(eta=0.05), engine, **options) for engine in ("module", "fused-mlp"))
+    assert gap(one, other) < 1e-12
+    assert one.history[-1]["gradients"] == other.history[-1]["gradients"]
+
+
+@pytest.mark.parametrize("kind", [kedge.FedAvg, kedge.ScaffoldMVR, kedge.CELSGD], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid])
+def test_the_fused_engine_draws_the_dropout_masks_of_torch(kind, activation):
+    one, other = (play(kind(eta=0.05), engine, network(activation, 0.4)) for engine in ("module", "fused-mlp"))
+    assert gap(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("loss", [mse_loss, nn.MSELoss()])
+def test_the_fused_engine_knows_the_squared_error(loss):
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, 4, generator=generator), torch.randn(8, 3, generator=generator)) for _ in range(4)]
+    settings = {"federation": Federation(data), "loss": loss}
+    one, other = (play(kedge.ScaffoldMVR(eta=0.05), engine, **settings) for engine in ("module", "fused-mlp"))
+    assert gap(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["module", "fused-mlp"])
+@pytest.mark.parametrize("kind", [kedge.ScaffoldM, kedge.FedAvgMVR, kedge.Stem], ids=lambda kind: kind.__name__)
+def test_the_number_of_threads_changes_no_bit(kind, engine):
+    runs = [play(kind(eta=0.05), engine, network().float(), threads=threads) for threads in (1, 2, 5)]
+    for other in runs[1:]:
+        for name, vector in runs[0].server.items():
+            assert torch.equal(vector, other.server[name])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(4, 3), nn.ReLU()),  # an activated output
+        nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3)),  # an activation whose backward needs its input
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+        nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 3)),
+        nn.Sequential(nn.ReLU(), nn.Linear(4, 3)),
+        nn.Bilinear(4, 4, 3),
+    ],
+)
+def test_what_the_fused_engine_cannot_run_is_left_to_autograd(model):
+    assert plan(model, cross_entropy, CLASSES) is None
+
+
+def test_frozen_shared_and_watched_parameters_are_left_to_autograd():
+    frozen, shared, watched = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
+    assert plan(frozen, cross_entropy, CLASSES) is not None
+    frozen[0].weight.requires_grad_(False)
+    shared[2] = shared[0]
+    watched[0].register_forward_hook(lambda *_: None)
+    for model in (frozen, shared, watched):
+        assert plan(model, cross_entropy, CLASSES) is None
+
+
+def test_losses_whose_gradient_is_unknown_are_left_to_autograd():
+    model = nn.Linear(4, 3)
+    assert plan(model, nn.CrossEntropyLoss(), CLASSES) is not None
+    assert plan(model, nn.CrossEntropyLoss(label_smoothing=0.1), CLASSES) is None
+    assert plan(model, nn.MSELoss(reduction="sum"), torch.zeros(2, 3)) is None
+    assert plan(model, mse_loss, torch.zeros(2)) is None
+    assert plan(model, lambda output, labels: output.sum(), CLASSES) is None
+
+
+def test_an_engine_is_named_in_what_it_cannot_do():
+    with pytest.raises(kedge.UsageError, match="engine 'quick' does not exist"):
+        play(kedge.FedAvg(eta=0.1), "quick")
+    with pytest.raises(kedge.UsageError, match="engine is fused-mlp, but it runs only stacks of Linear"):
+        play(kedge.FedAvg(eta=0.1), "fused-mlp", nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3)))
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.05])
+def test_the_mean_gradient_from_the_displacement_keeps_single_precision(beta):
+    """c_i is found as (displacement / (eta K) - constant) / beta: rounding of x is divided by eta K beta."""
+    exact = play(kedge.ScaffoldM(eta=0.05, beta=beta), "module", network()).client(1)["c_i"]
+    found = play(kedge.ScaffoldM(eta=0.05, beta=beta), "fused-mlp", network().float()).client(1)["c_i"]
+    bound = 4 * torch.finfo(torch.float32).eps / (0.05 * 4 * beta)
+    assert float((found - exact).abs().max()) < bound * max(1.0, float(exact.abs().max()))
