@@ -185,7 +185,7 @@ def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
     table = Table(title=title, box=None, pad_edge=False, title_justify="left")
     table.add_column("algorithm", no_wrap=True)
     goal = "target" if target is None else f"{target:.0%}"
-    for name in ("accuracy", "best", "loss", f"rounds to {goal}", f"MB to {goal}", "gradients", "seconds"):
+    for name in ("accuracy", "best", "loss", f"rounds to {goal}", f"MB to {goal}", "grads", "s"):
         table.add_column(name, justify="right", no_wrap=name == "accuracy")
     for s in summaries:
         spread = "" if s.final_accuracy_std is None else f" ± {100 * s.final_accuracy_std:.1f}"

@@ -49,7 +49,7 @@ class Workers:
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
 
 
 def _one_thread() -> None:
