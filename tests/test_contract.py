@@ -157,7 +157,7 @@ def test_hyper_parameters_are_frozen_and_explained(case):
     assert type(method).__doc__
 
 
-@pytest.mark.parametrize(("case", "cohort"), RUNS)
+@pytest.mark.parametrize(("case", "cohort"), [run for run in RUNS if run.values[1]])
 def test_a_lost_reply_leaves_the_client_and_its_share_untouched(case, cohort):
     """Half of the replies are lost: whoever was never heard keeps the initial state."""
     result = run(case, cohort, lost_replies=0.5, rounds=3)

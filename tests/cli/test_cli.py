@@ -139,11 +139,35 @@ def test_algorithms_detail_without_the_page_is_one_sentence_and_exit_2(capsys, m
 
 
 def test_partition_prints_and_draws(tmp_path, capsys):
-    assert execute(["partition", "--clients", "12", "--alpha", "0.2", "--out", "picture"]) == 0
+    assert execute(["partition", "--clients", "12", "--alpha", "0.2", "--out", "alpha0.2"]) == 0
     printed = capsys.readouterr().out
     assert "label entropy per client" in printed
-    assert (tmp_path / "picture.png").stat().st_size > 1000
-    assert execute(["partition", "--out", "picture"]) == 2
+    assert (tmp_path / "alpha0.2.png").stat().st_size > 1000
+    assert execute(["partition", "--out", "alpha0.2"]) == 2
+
+
+def test_kedge_alone_prints_the_help(capsys):
+    assert execute([]) == 0
+    captured = capsys.readouterr()
+    assert "compare" in captured.out
+    assert captured.err == ""
+
+
+def test_a_configuration_holds_from_any_directory(tmp_path, monkeypatch):
+    source = "from kedge.algorithms import FedAvg\nclass Mine(FedAvg):\n    'Mine.'\n"
+    (tmp_path / "mine.py").write_text(source)
+    assert execute(["run", *QUICK, "--algorithm", "mine.py:Mine", "--out", "run"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert execute(["run", "../run/config.toml", "--out", "again"]) == 0
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "elsewhere" / "again")
+
+
+def test_an_alias_has_the_tuned_rates_of_what_it_names(tmp_path):
+    for name in ("fedcm", "fedavg-m"):
+        assert execute(["compare", *QUICK, "--algorithms", name, "--seeds", "1", "--out", name]) == 0
+    rows = [metrics(tmp_path / name / "runs" / f"{name}-0") for name in ("fedcm", "fedavg-m")]
+    assert rows[0] == rows[1]
 
 
 def _no_network(*_, **__):
@@ -163,7 +187,7 @@ def _no_network(*_, **__):
         (["run", "--eta", "0"], "eta of ScaffoldM is 0, but must be above 0"),
         (["run", "--beta", "1.5"], "beta of ScaffoldM is 1.5, but must be above 0 and at most 1"),
         (["run", "--algorithm", "fedavg", "--beta", "0.5"], "fedavg has no hyper-parameter 'beta'; it has eta, gamma"),
-        (["run", "--rounds", "0"], "rounds is 0, but must be at least 1"),
+        (["run", "--rounds", "0"], "rounds is 0, but must be a whole number of at least 1"),
         (["run", "--rounds", "few"], "Invalid value for '--rounds'"),
         (["run", "--nonsense"], "No such option"),
         (["run", "--set", "run.round=3"], "key 'round' does not exist; did you mean 'rounds'?"),
@@ -185,11 +209,21 @@ def _no_network(*_, **__):
         (["compare", "--algorithms", "fedavg", "--set", "scaffold.eta=1"], "the comparison has only fedavg"),
         (["partition", "--dataset", "quadratics"], "quadratics has no labels"),
         (["nonsense"], "No such command"),
+        (["run", "--device", "cpux"], "device is 'cpux', but torch cannot use it"),
+        (["run", "--eval-every", "0"], "eval_every is 0"),
+        (["run", "--set", "run.local_epochs=inf"], "local_epochs is inf"),
+        (["run", "--out", "x" * 300], "but it cannot be made: File name too long"),
+        (["run", "--dataset", "quadratics", "--model", "lenet"], "quadratics brings its own model"),
+        (["run", "--set", "data.sigma=3"], "data.sigma belongs to the data set quadratics"),
+        (["compare", "flat.toml"], "algorithm is 3, but must be a section"),
+        (["compare", "--algorithms", "fedavg,fedavg"], "algorithms names fedavg twice"),
+        (["partition", "--out", "."], "but must name a file"),
     ],
 )
 def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch, arguments, sentence):
     monkeypatch.setattr("urllib.request.urlopen", _no_network)
     (tmp_path / "broken.toml").write_text("[run\n")
+    (tmp_path / "flat.toml").write_text("algorithm = 3\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("precious")
     before = sorted(tmp_path.rglob("*"))

@@ -242,17 +242,27 @@ def test_a_run_directory_has_metrics_model_and_summary(tmp_path):
     ("change", "message"),
     [
         ({"cohort": 7}, "cohort is 7, but the federation has 6 clients"),
-        ({"cohort": 0}, "cohort is 0, but must be at least 1"),
+        ({"cohort": 0}, "cohort is 0, but must be a whole number of at least 1"),
+        ({"cohort": "all"}, "cohort is 'all', but must be a whole number"),
+        ({"rounds": 1.5}, "rounds is 1.5, but must be a whole number"),
+        ({"device": "cpux"}, "device is 'cpux', but torch cannot use it"),
+        ({"local_epochs": float("inf")}, "local_epochs is inf"),
+        ({"federation": [1]}, "federation is .1., but must be a kedge.problem.federation.Federation"),
+        ({"algorithm": kedge.FedAvg}, "algorithm is <class .*FedAvg.>, but must be a kedge.algorithm.Algorithm"),
+        ({"algorithm": kedge.Stem(eta=0.1), "cohort": None, "lost_replies": 0.1}, "Stem needs every client's reply"),
+        ({"algorithm": kedge.Stem(eta=0.1)}, "Stem is defined for full participation only, but cohort is 3 of 6"),
+        ({"loss": lambda output, labels: output}, "the loss must be one number"),
         ({"batch_size": 13}, "batch_size is 13, but client 0 has only 12 samples"),
         ({"rounds": 0}, "rounds is 0"),
         ({"local_steps": 0}, "local_steps is 0"),
         ({"eval_every": 0}, "eval_every is 0"),
-        ({"lost_replies": 1.0}, "lost_replies is 1.0"),
+        ({"lost_replies": 1.0}, "lost_replies is 1, but must be below 1"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
-        ({"weights": "big"}, "weights is big"),
+        ({"weights": "big"}, "weights is 'big'"),
         ({"seed": -1}, "seed is -1"),
-        ({"module": nn.Linear(5, 3)}, r"fails on two samples of shape \(4,\)"),
+        ({"module": nn.Linear(5, 3)}, r"fails on a minibatch of shape \(4, 4\)"),
         ({"module": nn.Linear(4, 2)}, "label 2 is out of range: the model has 2 outputs"),
+        ({"module": nn.Linear(4, 2), "loss": nn.CrossEntropyLoss()}, "label 2 is out of range"),
         ({"module": nn.ReLU()}, "no parameter to train"),
     ],
 )
@@ -264,3 +274,40 @@ def test_a_wrong_setting_is_one_sentence(change, message):
 def test_a_client_that_does_not_exist_is_named():
     with pytest.raises(kedge.UsageError, match="client 6 does not exist; there are 6"):
         play().client(6)
+
+
+def test_full_batches_are_counted_as_the_passes_they_are():
+    run = {"module": model(), "cohort": None, "batch_size": None, "rounds": 2}
+    assert play(kedge.FedAvg(eta=0.1), **run).history[-1]["gradients"] == 2 * 6 * 3
+    storm = play(kedge.MBStorm(eta=0.1, opening_batches=7), **run).history
+    assert [row["gradients"] for row in storm] == [6, 6 + 12]
+
+
+class Tabled(Normed):
+    """A model with a constant table of another dtype, and one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("wide", torch.full((4,), 0.1, dtype=torch.float64))
+        self.register_buffer("own", torch.full((4,), 0.1))
+
+    def forward(self, x):
+        return super().forward(x + self.own + self.wide.float())
+
+
+def test_constant_buffers_stay_to_the_bit():
+    result = play(module=Tabled(), rounds=7)
+    assert torch.equal(result.model.wide, Tabled().wide)
+    assert torch.equal(result.model.own, Tabled().own)
+    assert int(result.model.norm.num_batches_tracked) == 0
+
+
+def test_an_exchange_without_computation_sends_no_statistics():
+    with_statistics = play(kedge.FedGATE(eta=0.1), Normed(), rounds=1)
+    size = result_size(with_statistics)
+    assert with_statistics.history[-1]["bytes_up"] == 3 * 4 * (size + 8)
+    assert with_statistics.history[-1]["bytes_down"] == 3 * 4 * (2 * size + 8)
+
+
+def result_size(result) -> int:
+    return result.server["x"].numel()

@@ -34,7 +34,7 @@ def hyper_tau() -> Any:
 
 
 class Slow(NamedTuple):
-    """The server of SlowMo: u in units of a gradient."""
+    """The server of SlowMo: u in units of K gradients."""
 
     x: Vector
     u: Vector
@@ -42,7 +42,7 @@ class Slow(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowMo(Algorithm[Slow, Nothing]):
-    """Slow momentum: the server's, in units of a gradient."""
+    """Slow momentum: the server's, independent of the local rate."""
 
     alpha: float = hyper(1.0, help="slow learning rate", above=0)
     beta: float = hyper(0.5, help="slow momentum, 0 is none", at_least=0, at_most=1)

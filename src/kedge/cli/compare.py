@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from kedge.algorithms import ALGORITHMS, find_algorithm
+from kedge.algorithms import ALGORITHMS, ALIASES, find_algorithm
 from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.errors import UsageError, unknown
@@ -77,6 +77,9 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
     ids = list(ALGORITHMS) if everything else [name.strip() for name in names.split(",") if name.strip()]
     if not ids:
         raise UsageError("algorithms is empty, but must name at least one")
+    for name, section in raw.items():
+        if not isinstance(section, dict):
+            raise UsageError(f"{name} is {section!r}, but must be a section")
     shorts = [options.short_name(name) for name in ids]
     common = {name: section for name, section in raw.items() if name not in ALGORITHMS and name not in shorts}
     shared = {key: value for key, value in common.pop("algorithm", {}).items() if key != "name"}
@@ -85,11 +88,13 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
             raise UsageError(f"--set names {section}, but the comparison has only {', '.join(ids)}")
     known: set[str] = set()
     chosen: dict[str, Config] = {}
-    for name in dict.fromkeys(ids):
+    for name, short in zip(ids, shorts, strict=True):
+        if short in chosen:
+            raise UsageError(f"algorithms names {short} twice, but each must have a name of its own")
         fields = {field.name for field in dataclasses.fields(find_algorithm(name))}
         known |= fields
-        hyper = tuned().get(name, {}) | {key: value for key, value in shared.items() if key in fields}
-        short = options.short_name(name)
+        own = tuned().get(ALIASES.get(name, name), {})
+        hyper = own | {key: value for key, value in shared.items() if key in fields}
         chosen[short] = check(common | {"algorithm": {"name": name} | hyper | raw.get(short, {})})
     for key in shared:
         if key not in known:

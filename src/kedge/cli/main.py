@@ -45,8 +45,14 @@ def execute(arguments: list[str] | None = None) -> int:
         errors.print(f"kedge: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2 if isinstance(error, UsageError) else 1
     except _ClickException as error:
-        errors.print(f"kedge: {error.format_message()}", markup=False, highlight=False, soft_wrap=True)
+        message = error.format_message()
+        if not message:  # no command at all: the help has been printed
+            return 0
+        errors.print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
         return 2
+    except MemoryError:
+        errors.print("kedge: out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
+        return 1
     except (KeyboardInterrupt, typer.Abort):
         outcome = INTERRUPTED
     except typer.Exit as request:

@@ -65,7 +65,9 @@ def partition(
 
 
 def _check_target(path: Path) -> None:
-    for written in (path.with_suffix(".png"), path.with_suffix(".svg")):
+    if not path.name:
+        raise UsageError(f"out is {path}, but must name a file")
+    for written in (path.with_name(path.name + ending) for ending in ("", ".png", ".svg")):
         if written.exists():
             raise UsageError(f"out is {path}, but {written} exists; nothing was overwritten")
     if not path.parent.is_dir():

@@ -63,6 +63,12 @@ def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Pa
     return _save(figure, path)
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the two files of a figure: ``path`` with the endings of its formats, whichever of them it has."""
+    stem = path.name.removesuffix(".png").removesuffix(".svg")
+    return [path.with_name(stem + ending) for ending in (".png", ".svg")]
+
+
 def _tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -70,7 +76,7 @@ def _tidy(axes: Axes) -> None:
 
 def _save(figure: Figure, path: Path) -> list[Path]:
     # No date and a fixed salt: the same data give the same file.
-    written = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    written = files_of(path)
     with matplotlib.rc_context({"svg.hashsalt": "kedge"}):
         figure.savefig(written[0], dpi=130)
         figure.savefig(written[1], metadata={"Date": None})

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -20,7 +19,10 @@ from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
 from kedge.runs.simulate import Result, Watch, simulate
 from kedge.simulator.engines import Loss
-from kedge.simulator.simulation import Weights
+from kedge.simulator.simulation import Weights, usable_device
+
+QUADRATICS_ONLY = frozenset({"dim", "heterogeneity", "sigma"})
+"""Keys of the section data that only quadratics reads."""
 
 DEFAULT_MODELS = {"synthetic": "logistic"}
 """The model of a data set, where it is not `mlp`."""
@@ -128,9 +130,20 @@ def check(raw: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise _sentence(error) from None
     algorithm_of(config)
-    if not config.run.device.startswith("cpu"):
-        _check_device(config.run.device)
+    usable_device(config.run.device)
+    _check_relevance(config)
     return config
+
+
+def _check_relevance(config: Config) -> None:
+    """Refuse a setting that the problem would not look at."""
+    given = config.data.model_fields_set & QUADRATICS_ONLY
+    if config.data.dataset != "quadratics" and given:
+        raise UsageError(
+            f"data.{min(given)} belongs to the data set quadratics, but the data set is {config.data.dataset}"
+        )
+    if config.data.dataset == "quadratics" and config.model.model_fields_set:
+        raise UsageError(f"quadratics brings its own model, but model.{min(config.model.model_fields_set)} is set")
 
 
 def _sentence(error: ValidationError) -> UsageError:
@@ -141,14 +154,6 @@ def _sentence(error: ValidationError) -> UsageError:
         return unknown("key", place[-1], owner.model_fields)
     key = ".".join(place[:2])
     return UsageError(f"{key} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}")
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device is {name!r}, but torch cannot use it: {reason}") from error
 
 
 def algorithm_of(config: Config) -> Algorithm[Any, Any]:
@@ -177,8 +182,13 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
     sections = config.model_dump()
     sections["algorithm"] = {"name": config.algorithm.name, **dataclasses.asdict(algorithm_of(config))}
     sections["run"]["eval_every"] = eval_every(config)
-    if config.data.dataset != "quadratics":
-        sections["data"] = {k: v for k, v in sections["data"].items() if k not in ("dim", "heterogeneity", "sigma")}
+    sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
+    sections["data"]["data_dir"] = config.data.data_dir and str(Path(config.data.data_dir).absolute())
+    if config.data.dataset == "quadratics":
+        sections["model"] = {}
+        sections["data"] = {k: v for k, v in sections["data"].items() if k in QUADRATICS_ONLY | {"dataset", "clients"}}
+    else:
+        sections["data"] = {k: v for k, v in sections["data"].items() if k not in QUADRATICS_ONLY}
         sections["data"]["partition"] = partition_name(config)
         given = {key: value for key, value in sections["model"].items() if value is not None}
         sections["model"] = {"name": model_name(config)} | model_options(model_name(config)) | given
@@ -187,12 +197,18 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
 
 def eval_every(config: Config) -> int:
     """Return the interval of evaluation: as asked, or about fifty times a run."""
-    return config.run.eval_every or max(1, config.run.rounds // 50)
+    return max(1, config.run.rounds // 50) if config.run.eval_every is None else config.run.eval_every
 
 
 def model_name(config: Config) -> str:
     """Return the model: as asked, or the data set's usual one."""
     return config.model.name or DEFAULT_MODELS.get(config.data.dataset, "mlp")
+
+
+def absolute_place(algorithm: str) -> str:
+    """Return an id as it is, and of ``my_file.py:MyAlgorithm`` a place that holds from any directory."""
+    path, colon, name = algorithm.rpartition(":")
+    return f"{Path(path).absolute()}:{name}" if colon else algorithm
 
 
 def partition_name(config: Config) -> str:

@@ -21,7 +21,10 @@ class RunDirectory:
         """Check that the directory can be made; nothing is written before `create`."""
         self.path = Path(path)
         self._config = config
-        existing = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
+        try:
+            existing = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
+        except OSError as error:
+            raise UsageError(f"out is {str(self.path)[:60]}..., but it cannot be made: {error.strerror}") from error
         if not existing.is_dir():
             raise UsageError(f"out is {self.path}, but {existing} is not a directory")
         if not os.access(existing, os.W_OK | os.X_OK):

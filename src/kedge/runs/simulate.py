@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.errors import UsageError
 from kedge.problem import Federation
+from kedge.problem.checks import whole
 from kedge.runs.directory import RunDirectory, environment
 from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
@@ -99,12 +100,13 @@ def simulate(
         eval_clients: evaluate on every client's own data too (mean and worst decile).
         engine: "auto", "module" (any model, by autograd) or "fused-mlp" (stacks of linear layers).
         threads: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
+            A model of more than 4 million parameters runs one client at a time on all of torch's threads instead.
         watch: called after every round.
     """
-    if rounds < 1:
-        raise UsageError(f"rounds is {rounds}, but must be at least 1")
-    if eval_every < 1:
-        raise UsageError(f"eval_every is {eval_every}, but must be at least 1")
+    whole("rounds", rounds, 1)
+    whole("eval_every", eval_every, 1)
+    if threads is not None:
+        whole("threads", threads, 1)
     settings = Settings(
         cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
         weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,

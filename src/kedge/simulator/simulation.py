@@ -20,6 +20,7 @@ from kedge.cost import fresh, trace
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Needs, Round
 from kedge.problem import Federation
+from kedge.problem.checks import real, whole, whole_seed
 from kedge.problem.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
 from kedge.simulator.engines import Done, Engine, FlatModule, Job, Loss, make_engines, try_model
 from kedge.simulator.engines.module import ModuleEngine
@@ -44,19 +45,17 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        rules = {
-            "cohort": (self.cohort is None or self.cohort >= 1, "at least 1"),
-            "local_steps": (self.local_steps >= 1, "at least 1"),
-            "local_epochs": (self.local_epochs is None or self.local_epochs > 0, "above 0"),
-            "batch_size": (self.batch_size is None or self.batch_size >= 1, "at least 1"),
-            "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0 and finite"),
-            "weights": (self.weights in ("uniform", "size"), "uniform or size"),
-            "lost_replies": (0 <= self.lost_replies < 1, "at least 0 and below 1"),
-            "seed": (0 <= self.seed < 2**63, "at least 0 and below 2^63"),
-        }
-        for name, (holds, rule) in rules.items():
-            if not holds:
-                raise UsageError(f"{name} is {getattr(self, name)}, but must be {rule}")
+        for name, optional in (("cohort", True), ("local_steps", False), ("batch_size", True)):
+            if not (optional and getattr(self, name) is None):
+                whole(name, getattr(self, name), 1)
+        whole_seed(self.seed)
+        if self.local_epochs is not None:
+            real("local_epochs", self.local_epochs, positive=True)
+        real("weight_decay", self.weight_decay, positive=False)
+        if real("lost_replies", self.lost_replies, positive=False) >= 1:
+            raise UsageError(f"lost_replies is {self.lost_replies:g}, but must be below 1")
+        if self.weights not in ("uniform", "size"):
+            raise UsageError(f"weights is {self.weights!r}, but must be uniform or size")
 
 
 @dataclass
@@ -85,13 +84,16 @@ class Simulation:
     cohorts: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", nn.Module), ("federation", Federation), ("algorithm", Algorithm)):
+            if not isinstance(getattr(self, name), kind):
+                raise UsageError(f"{name} is {getattr(self, name)!r}, but must be a {kind.__module__}.{kind.__name__}")
         dtype = next(self.model.parameters(), torch.zeros(0)).dtype
-        device = torch.device(self.device)
+        device = usable_device(self.device)
         self.federation = self.federation.to(dtype, device)
         self._sizes = self.federation.sizes
         self._check()
         self.flat = FlatModule(self.model, device)
-        self.random = try_model(self.flat, self.federation, self.loss)
+        self.random = try_model(self.flat, self.federation, self.loss, self.settings.batch_size)
         x = self.flat.initial
         self.server = self.algorithm.init_server(x)
         self.clients = ClientStore(lambda: self.algorithm.init_client(x))
@@ -130,6 +132,11 @@ class Simulation:
                 f"{type(self.algorithm).__name__} is defined for full participation only, "
                 f"but cohort is {settings.cohort} of {clients} clients"
             )
+        if self.algorithm.full_participation and settings.lost_replies:
+            raise UsageError(
+                f"{type(self.algorithm).__name__} needs every client's reply in every round, "
+                f"but lost_replies is {settings.lost_replies:g}"
+            )
         smallest = min(range(clients), key=lambda i: self._sizes[i])
         if settings.batch_size is not None and settings.batch_size > self._sizes[smallest]:
             raise UsageError(
@@ -159,17 +166,18 @@ class Simulation:
             heard = [client for client in asked if not self._is_lost(round, client)]
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
-            message = fresh(exchange, exchange.broadcast(self.server), sent)
-            self.counters.bytes_down += len(asked) * _nbytes([*message.values(), self.buffers])
+            down = exchange.broadcast(self.server)
+            message = [*fresh(exchange, down, sent).values()]
+            message += [self.buffers] if exchange.effort(Effort(1)).steps else []
+            self.counters.bytes_down += len(asked) * _nbytes(message)
             if heard:
-                self._exchange(exchange, round, number, sorted(heard))
+                self._exchange(exchange, down, round, number, sorted(heard))
 
     def _is_lost(self, round: int, client: int) -> bool:
         probability = self.settings.lost_replies
         return probability > 0 and keyed(self.settings.seed, LOSS, round, client=client).random() < probability
 
-    def _exchange(self, exchange: AnyExchange, round: int, number: int, cohort: list[int]) -> None:
-        down = exchange.broadcast(self.server)
+    def _exchange(self, exchange: AnyExchange, down: Any, round: int, number: int, cohort: list[int]) -> None:
         efforts = [exchange.effort(Effort(self._steps[client])) for client in cohort]
         batches = self._batches(round, number, cohort, efforts)
         needs = self._needed(exchange)
@@ -191,10 +199,10 @@ class Simulation:
             for client, effort, (up, own, done) in zip(cohort, efforts, plays, strict=True):
                 self.clients[client] = own
                 mean.add(up, self._weight(exchange, client))
-                buffers.add((done.buffers,), 1.0)
-                self.counters.bytes_up += _nbytes([*up, done.buffers])
+                buffers.add((done.buffers - self.buffers,), 1.0)  # as changes: what is constant stays so to the bit
+                self.counters.bytes_up += _nbytes([*up, *([done.buffers] if effort.steps else [])])
                 self.counters.gradients += done.gradients * self._minibatches(effort, client)
-        (self.buffers,) = buffers.value()
+        self.buffers = self.buffers + buffers.value()[0]
         share = len(cohort) / len(self.federation)
         self.server = exchange.fold(self.server, type(up)(*mean.value()), Round(share, self._mean_steps))
 
@@ -233,10 +241,17 @@ class Simulation:
 
     def _minibatches(self, effort: Effort, client: int) -> float:
         """How many minibatches one gradient of this effort stands for."""
-        if effort.minibatches is not None:
-            return effort.minibatches
-        size = self._sizes[client]
-        return size / (self.settings.batch_size or size)
+        if self.settings.batch_size is None:
+            return 1.0
+        return self._sizes[client] / self.settings.batch_size if effort.minibatches is None else effort.minibatches
+
+
+def usable_device(name: str) -> torch.device:
+    """Return the device, or say why torch cannot use it."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise UsageError(f"device is {name!r}, but torch cannot use it: {str(error).splitlines()[0]}") from error
 
 
 class Mean:

@@ -17,7 +17,3 @@ class ClientStore:
     def __setitem__(self, client: int, state: Any) -> None:
         if len(state):
             self._rows[client] = state
-
-    def touched(self) -> list[int]:
-        """Return the clients that have a state of their own."""
-        return sorted(self._rows)

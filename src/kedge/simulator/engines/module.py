@@ -31,7 +31,7 @@ def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 class FlatModule:
-    """A copy of a module whose trainable parameters and floating buffers are views of two flat vectors."""
+    """A copy of a module whose trainable parameters and statistics are views of two flat vectors."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.module = copy.deepcopy(model).to(device)
@@ -41,19 +41,20 @@ class FlatModule:
         self._shapes = [p.shape for p in self.parameters]
         self._bound = _flat(self.parameters, self.parameters[0])
         self.initial = self._bound.clone()
-        floating = [b for b in self.module.buffers() if b.is_floating_point()]
+        # Statistics have the dtype of the parameters; tables of other dtypes and counters belong to nobody's average.
+        floating = [b for b in self.module.buffers() if b.dtype == self._bound.dtype]
         self.buffers = _flat(floating, self._bound)
         for buffer, view in zip(floating, views(self.buffers, [b.shape for b in floating]), strict=True):
             buffer.data = view
-        self._counters = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]
+        self._others = [(b, b.clone()) for b in self.module.buffers() if b.dtype != self._bound.dtype]
         self.bind(self._bound)
 
     def enter(self, buffers: Tensor) -> None:
-        """Start a client's training from the server's buffers; counters start anew at every client."""
+        """Start a client's training from the server's buffers; what is not averaged starts anew at every client."""
         self.module.train()
         self.buffers.copy_(buffers)
-        for counter, initial in self._counters:
-            counter.copy_(initial)
+        for buffer, initial in self._others:
+            buffer.copy_(initial)
 
     def bind(self, point: Vector) -> None:
         """Let the parameters be views of ``point``."""
@@ -73,34 +74,64 @@ class FlatModule:
         return result
 
 
-def try_model(flat: FlatModule, federation: Federation, loss: Loss) -> bool:
-    """Run the model on two samples and check the labels; return whether it drew random numbers (dropout)."""
-    features, labels = federation.features[:2], federation.labels[:2]
-    before, buffers = torch.get_rng_state(), flat.buffers.clone()
+def try_model(flat: FlatModule, federation: Federation, loss: Loss, batch_size: int | None) -> bool:
+    """Run the model on a minibatch and check the labels; return whether it draws random numbers (dropout)."""
+    chosen = federation.indices[0][:batch_size]
+    features, labels = federation.features[chosen], federation.labels[chosen]
+    buffers, before = flat.buffers.clone(), _random_state(features.device)
+    flat.enter(buffers)
     try:
-        output = flat.module.train()(features)
-        if loss is not cross_entropy:
-            loss(output, labels)
+        output = flat.module(features)
+        if is_cross_entropy(loss):
+            _check_labels(output, federation)
+        value = loss(output, labels)
+    except UsageError:
+        raise
     except Exception as error:
-        shape = tuple(features.shape[1:])
-        raise UsageError(f"the model or the loss fails on two samples of shape {shape}: {error}") from error
-    after = torch.get_rng_state()
-    torch.set_rng_state(before)
-    flat.buffers.copy_(buffers)
-    if loss is cross_entropy:
-        _check_labels(output, federation)
-    return not torch.equal(before, after)
+        shape = tuple(features.shape)
+        raise UsageError(f"the model or the loss fails on a minibatch of shape {shape}: {error}") from error
+    finally:
+        drew = any(not torch.equal(a, b) for a, b in zip(before, _random_state(features.device), strict=True))
+        _set_random_state(before, features.device)
+        flat.enter(buffers)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise UsageError("the loss must be one number for a minibatch, but it is not a scalar tensor")
+    drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in flat.module.modules())
+    return drew or drops
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+
+
+def _set_random_state(state: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[1], device)
+
+
+def is_cross_entropy(loss: Any) -> bool:
+    """Whether ``loss`` is plain mean cross-entropy."""
+    return loss is cross_entropy or is_plain(loss, nn.CrossEntropyLoss)
+
+
+def is_plain(loss: Any, kind: type[nn.Module]) -> bool:
+    """Whether ``loss`` is a module of this kind without options."""
+    options = ("reduction", "label_smoothing", "ignore_index", "weight")
+    return type(loss) is kind and all(getattr(loss, name, None) == getattr(kind(), name, None) for name in options)
 
 
 def _check_labels(output: Any, federation: Federation) -> None:
     """Cross-entropy reads labels as classes; say so before an index error deep inside does."""
     if not isinstance(output, Tensor) or output.ndim != 2:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UsageError(f"the model's output for two samples is {shape}, but cross-entropy needs (2, classes)")
+        raise UsageError(f"the model's output is {shape}, but cross-entropy needs (samples, classes)")
     tests = [] if federation.test is None else [federation.test[1]]
     for labels in [federation.labels, *tests]:
         if labels.is_floating_point():
             raise UsageError("the labels are not integers, as cross-entropy needs; pass another loss")
+        if labels.ndim != 1:
+            raise UsageError(f"the labels have the shape {tuple(labels.shape)}, but cross-entropy needs (samples,)")
         if labels.numel() and int(labels.max()) >= output.shape[1]:
             raise UsageError(f"label {int(labels.max())} is out of range: the model has {output.shape[1]} outputs")
 
