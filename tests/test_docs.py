@@ -8,7 +8,8 @@ import pytest
 import kedge
 from kedge.report import costs
 
-PAGE = Path(__file__).parents[1] / "docs" / "algorithms.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "algorithms.md"
 PARTS = [
     "Local direction", "Server", "State", "Costs", "Rate", "Limit", "Hyper-parameters", "Citation", "Checked",
 ]  # fmt: skip
@@ -84,3 +85,10 @@ def test_hyper_parameters_in_a_table():
     assert "| `eta` | required | above 0 | local learning rate |\n" in table
     assert "| `beta` | `0.1` | above 0, at most 1 | " in table
     assert "| `reference` | `prev` | `prev`, `current` | " in table
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=lambda p: p.name)
+def test_every_relative_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target

@@ -264,7 +264,7 @@ class MLPEngine:
         rate = -eta * a * self.loss.factor(data.size, self.classes)
         forth = [x.new_empty(data.size, layer.outputs) for layer in self.layers]
         back = [x.new_empty(data.size, layer.outputs) for layer in self.layers]
-        ones = x.new_ones(data.size * (1 + len(anchors)))
+        ones = [x.new_ones(data.size * (1 + len(anchors) * (number > 0))) for number in range(len(self.layers))]
         for k in range(job.steps):
             features, target, masks = data.step(k)
             inputs, outputs = self._forward(parameters, features, masks, forth)
@@ -280,9 +280,10 @@ class MLPEngine:
                         step, h = torch.cat([step, other]), torch.cat([h, other_h])
                     else:
                         step.add_(other)  # the inputs coincide, so the products add up in δ
-                weight.addmm_(step.t(), h, beta=scale, alpha=rate)
+                turned = step.t()
+                weight.addmm_(turned, h, beta=scale, alpha=rate)
                 if bias is not None:
-                    bias.addmv_(step.t(), ones[: len(step)], beta=scale, alpha=rate)
+                    bias.addmv_(turned, ones[number], beta=scale, alpha=rate)
             if constant is not None:
                 x.add_(constant, alpha=-eta)
         return self._left(rule, job, x, anchors, data)
