@@ -148,6 +148,9 @@ class ModuleEngine:
         self.federation = federation
         self.loss = loss
         self.weight_decay = weight_decay
+        convolves = any(isinstance(module, nn.Conv2d) for module in self.flat.module.modules())
+        # Convolutions are faster when the channels of a pixel lie together.
+        self._format = torch.channels_last if convolves and federation.features.ndim == 4 else torch.contiguous_format
 
     def run(self, job: Job) -> Done:
         """Run a client's local steps."""
@@ -164,8 +167,8 @@ class ModuleEngine:
             wanted = 0 if rows is None else k
             if wanted != loaded:
                 chosen = own if rows is None else rows[k]
-                features, labels = self.federation.features[chosen], self.federation.labels[chosen]
-                loaded = wanted
+                features = self.federation.features[chosen].contiguous(memory_format=self._format)
+                labels, loaded = self.federation.labels[chosen], wanted
             flat.bind(point)
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
             if job.seeds is not None:
