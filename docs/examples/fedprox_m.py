@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kedge import DISPLACEMENT, GRAD, Nothing, SingleExchange, Vector, hyper
+from kedge import DISPLACEMENT, GRAD, SingleExchange, Vector, hyper
 
 
 class Server(NamedTuple):
@@ -21,7 +21,6 @@ class FedProxM(SingleExchange):
     mu: float = hyper(0.1, help="strength of the pull", at_least=0)
 
     def init_server(self, x): return Server(x, g=0 * x)
-    def init_client(self, x): return Nothing()
     def broadcast(self, server): return server
     def direction(self, down, client): return self.beta * GRAD + (1 - self.beta) * down.g + self.mu * DISPLACEMENT
     def reply(self, down, client, local): return Up(local.mean_direction), client

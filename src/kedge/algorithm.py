@@ -9,11 +9,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, cast
 
 from kedge.direction import Vector
 from kedge.errors import UsageError
-from kedge.exchange import ClientT, DownT, Exchange, Round, ServerT, UpT
+from kedge.exchange import ClientT, DownT, Exchange, Nothing, Round, ServerT, UpT
 
 
 def hyper(
@@ -88,12 +88,12 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
         """The server's state at x^0; its field `x` is the model."""
 
     @abstractmethod
-    def init_client(self, x: Vector) -> ClientT:
-        """A client's state before it first takes part."""
-
-    @abstractmethod
     def exchanges(self, round: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
         """The exchanges of round r = 0, 1, ..."""
+
+    def init_client(self, x: Vector) -> ClientT:
+        """A client's state before it first takes part; none, unless told otherwise."""
+        return cast("ClientT", Nothing())
 
     def opening(self) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
         """Exchanges before the first round, as for c_i^0; none, unless told otherwise."""

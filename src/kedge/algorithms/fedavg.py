@@ -29,9 +29,6 @@ class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
     def init_server(self, x: Vector) -> Model:
         return Model(x)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
     def broadcast(self, server: Model) -> Model:
         return server
 
@@ -65,9 +62,6 @@ class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
     def init_server(self, x: Vector) -> Momentum:
         return Momentum(x, g=0 * x)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
     def broadcast(self, server: Momentum) -> Momentum:
         return server
 
@@ -99,9 +93,6 @@ class FedAvgMVR(SingleExchange[Recursive, Nothing, Recursive, MeanDirection]):
 
     def init_server(self, x: Vector) -> Recursive:
         return Recursive(x, g=0 * x, lag=0 * x[:1])
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
 
     def opening(self) -> tuple[Exchange[Recursive, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("g", self.opening_batches),) if self.opening_batches else ()

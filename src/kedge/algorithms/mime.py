@@ -39,9 +39,6 @@ class MimeLite(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Model
     def init_server(self, x: Vector) -> Statistic:
         return Statistic(x, m=0 * x, grad=0 * x)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
     def exchanges(self, round: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
         return (MeanGradient("grad", None, "sampled"), self)
 
@@ -67,9 +64,6 @@ class Mime(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Statistic
 
     def init_server(self, x: Vector) -> Statistic:
         return Statistic(x, m=0 * x, grad=0 * x)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
 
     def exchanges(self, round: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
         return (MeanGradient("grad", None, "sampled"), self)
@@ -140,9 +134,6 @@ class MimeLiteMVR(Algorithm[LiteRecursion, Nothing], Exchange[LiteRecursion, Not
     def init_server(self, x: Vector) -> LiteRecursion:
         return LiteRecursion(x, x_prev=x, m=0 * x, change=0 * x)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
     def opening(self) -> tuple[Exchange[LiteRecursion, Nothing, Any, Any], ...]:
         return (MeanGradient("m", None),)
 
@@ -174,9 +165,6 @@ class MimeMVR(Algorithm[Recursion, Nothing], Exchange[Recursion, Nothing, Terms,
     def init_server(self, x: Vector) -> Recursion:
         # A copy: in all later rounds x_prev is another vector than x, and costs another gradient.
         return Recursion(x, x_prev=x.clone(), m=0 * x, change=0 * x, grad=0 * x)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
 
     def opening(self) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:
         return (MeanGradient("m", None),)

@@ -20,9 +20,6 @@ class FedProx(Algorithm[Model, Nothing]):
     def init_server(self, x: Vector) -> Model:
         return Model(x)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
     def exchanges(self, round: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step, along=GRAD + self.mu * DISPLACEMENT),)
 
@@ -45,9 +42,6 @@ class FedNova(SingleExchange[Model, Nothing, Model, Normalized]):
 
     def init_server(self, x: Vector) -> Model:
         return Model(x)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
 
     def broadcast(self, server: Model) -> Model:
         return server

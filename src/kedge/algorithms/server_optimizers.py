@@ -4,13 +4,14 @@ of Reddi et al. 2021, without bias correction.
 D is the mean over the cohort of x_i^{r,K} - x^r.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kedge.algorithm import Algorithm, hyper
 from kedge.algorithms.exchanges import LocalTraining
 from kedge.direction import Vector
-from kedge.exchange import Nothing, Round
+from kedge.exchange import Nothing, Round, ServerT
 
 
 def hyper_server_lr(default: float) -> Any:
@@ -33,6 +34,17 @@ def hyper_tau() -> Any:
     return hyper(1e-3, help="adaptivity: the larger, the less; the second moment starts at its square", above=0)
 
 
+class ServerOptimizer(Algorithm[ServerT, Nothing]):
+    """FedAvg's clients, and a step of the server."""
+
+    def exchanges(self, round: int) -> tuple[LocalTraining]:
+        return (LocalTraining(self.step),)
+
+    @abstractmethod
+    def step(self, server: ServerT, displacement: Vector, round: Round) -> ServerT:
+        """The server's new state from -D."""
+
+
 class Slow(NamedTuple):
     """The server of SlowMo: u in units of K gradients."""
 
@@ -41,7 +53,7 @@ class Slow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SlowMo(Algorithm[Slow, Nothing]):
+class SlowMo(ServerOptimizer[Slow]):
     """Slow momentum: the server's, independent of the local rate."""
 
     alpha: float = hyper(1.0, help="slow learning rate", above=0)
@@ -49,12 +61,6 @@ class SlowMo(Algorithm[Slow, Nothing]):
 
     def init_server(self, x: Vector) -> Slow:
         return Slow(x, u=0 * x)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
-        return (LocalTraining(self.step),)
 
     def step(self, server: Slow, displacement: Vector, round: Round) -> Slow:
         """u <- β u + (x^r - mean x_i^{r,K}) / eta, x <- x - alpha eta u."""
@@ -70,7 +76,7 @@ class Heavy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerMomentum(Algorithm[Heavy, Nothing]):
+class ServerMomentum(ServerOptimizer[Heavy]):
     """Momentum on the server alone; elsewhere called FedAvgM."""
 
     server_lr: float = hyper_server_lr(1.0)
@@ -78,12 +84,6 @@ class ServerMomentum(Algorithm[Heavy, Nothing]):
 
     def init_server(self, x: Vector) -> Heavy:
         return Heavy(x, m=0 * x)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
-        return (LocalTraining(self.step),)
 
     def step(self, server: Heavy, displacement: Vector, round: Round) -> Heavy:
         """m <- β1 m + D, x <- x + server_lr m."""
@@ -99,7 +99,7 @@ class Variance(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAdagrad(Algorithm[Variance, Nothing]):
+class FedAdagrad(ServerOptimizer[Variance]):
     """Adagrad on the server."""
 
     server_lr: float = hyper_server_lr(0.1)
@@ -107,12 +107,6 @@ class FedAdagrad(Algorithm[Variance, Nothing]):
 
     def init_server(self, x: Vector) -> Variance:
         return Variance(x, v=0 * x + self.tau**2)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
-        return (LocalTraining(self.step),)
 
     def step(self, server: Variance, displacement: Vector, round: Round) -> Variance:
         """v <- v + D², x <- x + server_lr D / (√v + tau)."""
@@ -130,7 +124,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAdam(Algorithm[Moments, Nothing]):
+class FedAdam(ServerOptimizer[Moments]):
     """Adam on the server."""
 
     server_lr: float = hyper_server_lr(0.01)
@@ -141,12 +135,6 @@ class FedAdam(Algorithm[Moments, Nothing]):
     def init_server(self, x: Vector) -> Moments:
         return Moments(x, m=0 * x, v=0 * x + self.tau**2)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
-        return (LocalTraining(self.step),)
-
     def step(self, server: Moments, displacement: Vector, round: Round) -> Moments:
         """m <- β1 m + (1-β1) D, v <- β2 v + (1-β2) D², x <- x + server_lr m / (√v + tau)."""
         D = -displacement
@@ -156,7 +144,7 @@ class FedAdam(Algorithm[Moments, Nothing]):
 
 
 @dataclass(frozen=True)
-class FedYogi(Algorithm[Moments, Nothing]):
+class FedYogi(ServerOptimizer[Moments]):
     """Yogi on the server."""
 
     server_lr: float = hyper_server_lr(0.01)
@@ -166,12 +154,6 @@ class FedYogi(Algorithm[Moments, Nothing]):
 
     def init_server(self, x: Vector) -> Moments:
         return Moments(x, m=0 * x, v=0 * x + self.tau**2)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
-        return (LocalTraining(self.step),)
 
     def step(self, server: Moments, displacement: Vector, round: Round) -> Moments:
         """m <- β1 m + (1-β1) D, v <- v - (1-β2) D² sign(v - D²), x <- x + server_lr m / (√v + tau)."""

@@ -47,9 +47,6 @@ class MBStorm(Algorithm[Storm, Nothing]):
     def init_server(self, x: Vector) -> Storm:
         return Storm(x, x_prev=x, v=0 * x)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches, then=self.step),)
 
@@ -74,9 +71,6 @@ class CELSGD(Algorithm[Storm, Nothing]):
     def init_server(self, x: Vector) -> Storm:
         return Storm(x, x_prev=x, v=0 * x)
 
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
-
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches),)
 
@@ -96,9 +90,6 @@ class BVRLSGD(Algorithm[Storm, Nothing]):
 
     def init_server(self, x: Vector) -> Storm:
         return Storm(x, x_prev=x, v=0 * x)
-
-    def init_client(self, x: Vector) -> Nothing:
-        return Nothing()
 
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches),)
