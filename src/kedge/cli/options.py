@@ -7,50 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from kedge.errors import UsageError
+from kedge.problem import DATASETS, MODELS, PARTITIONS
 from kedge.runs.config import Config, check, load_toml, merged, parse_value
+from kedge.simulator.engines import ENGINES
 
 DATA, METHOD, RUN = "Data", "Algorithm", "Run"
-
-ConfigFile = Annotated[Path | None, typer.Argument(help="A configuration; options override it.", show_default=False)]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key, as in model.widths=[64,64].")
-]
-Dataset = Annotated[
-    str | None, typer.Option(help="digits, synthetic, quadratics, mnist, ... [digits]", rich_help_panel=DATA)
-]
-DataDir = Annotated[
-    str | None, typer.Option(help="Where the files are. [$KEDGE_DATA or ~/.cache/kedge]", rich_help_panel=DATA)
-]
-Model = Annotated[str | None, typer.Option(help="logistic, mlp, lenet or resnet18. [mlp]", rich_help_panel=DATA)]
-Clients = Annotated[int | None, typer.Option(help="N, the clients. [40]", rich_help_panel=DATA)]
-Partition = Annotated[
-    str | None,
-    typer.Option(
-        help="iid, dirichlet, dirichlet-by-class, shards, quantity or by-user. [dirichlet]", rich_help_panel=DATA
-    ),
-]
-Alpha = Annotated[
-    float | None, typer.Option(help="Concentration; small is severe heterogeneity. [0.1]", rich_help_panel=DATA)
-]
-Algorithm = Annotated[
-    str | None,
-    typer.Option(help="An id of `kedge algorithms`, or your_file.py:YourClass. [scaffold-m]", rich_help_panel=METHOD),
-]
-Eta = Annotated[float | None, typer.Option(help="Local learning rate.", rich_help_panel=METHOD)]
-Gamma = Annotated[float | None, typer.Option(help="Server learning rate. [eta K]", rich_help_panel=METHOD)]
-Beta = Annotated[
-    float | None, typer.Option(help="Momentum: the weight of the new gradient. [0.1]", rich_help_panel=METHOD)
-]
-Rounds = Annotated[int | None, typer.Option(help="R, the rounds. [100]", rich_help_panel=RUN)]
-Cohort = Annotated[str | None, typer.Option(help="S, the clients of a round, or 'all'. [4]", rich_help_panel=RUN)]
-LocalSteps = Annotated[int | None, typer.Option(help="K, the local steps. [16]", rich_help_panel=RUN)]
-BatchSize = Annotated[str | None, typer.Option(help="Samples of a minibatch, or 'full'. [16]", rich_help_panel=RUN)]
-WeightDecay = Annotated[float | None, typer.Option(help="λ; λx is part of every gradient. [0]", rich_help_panel=RUN)]
-Seed = Annotated[int | None, typer.Option(help="Of data, model, cohorts and minibatches. [0]", rich_help_panel=RUN)]
-EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. [rounds / 50]", rich_help_panel=RUN)]
-Device = Annotated[str | None, typer.Option(help="Where torch computes. [cpu]", rich_help_panel=RUN)]
-Engine = Annotated[str | None, typer.Option(help="auto, module or fused-mlp. [auto]", rich_help_panel=RUN)]
-Out = Annotated[Path | None, typer.Option(help="A new directory for the results.", show_default=False)]
 
 KEYS = {
     "dataset": "data.dataset", "data_dir": "data.data_dir", "clients": "data.clients", "partition": "data.partition",
@@ -59,6 +20,41 @@ KEYS = {
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
 }  # fmt: skip
+
+
+def _option(name: str, panel: str, text: str, default: str | None = None) -> Any:
+    """Declare an option of the configuration; its default is the configuration's own, unless told otherwise."""
+    section, key = KEYS[name].split(".")
+    value = default or getattr(getattr(Config(), section), key, None)
+    return typer.Option(help=text if value is None else f"{text} Default: {value}.", rich_help_panel=panel)
+
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A configuration; options override it.", show_default=False)]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key, as in model.widths=\\[64,64].")
+]
+Out = Annotated[Path | None, typer.Option(help="A new directory for the results.", show_default=False)]
+
+_DATASETS, _MODELS, _PARTITIONS = ", ".join([*DATASETS, "quadratics"]), ", ".join(MODELS), ", ".join(PARTITIONS)
+Dataset = Annotated[str | None, _option("dataset", DATA, f"{_DATASETS}.")]
+DataDir = Annotated[str | None, _option("data_dir", DATA, "Where the files are.", "$KEDGE_DATA or ~/.cache/kedge")]
+Model = Annotated[str | None, _option("model", DATA, f"{_MODELS}.", "mlp; logistic for synthetic")]
+Clients = Annotated[int | None, _option("clients", DATA, "N, the clients.")]
+Partition = Annotated[str | None, _option("partition", DATA, f"{_PARTITIONS}.", "dirichlet; by-user for synthetic")]
+Alpha = Annotated[float | None, _option("alpha", DATA, "Concentration: small is severe heterogeneity.")]
+Algorithm = Annotated[str | None, _option("algorithm", METHOD, "An id of `kedge algorithms`, or file.py:Class.")]
+Eta = Annotated[float | None, _option("eta", METHOD, "Local learning rate.", "0.1; in compare each has its own")]
+Gamma = Annotated[float | None, _option("gamma", METHOD, "Server learning rate.", "eta K")]
+Beta = Annotated[float | None, _option("beta", METHOD, "Momentum: the weight of the new gradient.", "the algorithm's")]
+Rounds = Annotated[int | None, _option("rounds", RUN, "R, the rounds.")]
+Cohort = Annotated[str | None, _option("cohort", RUN, "S, the clients of a round, or 'all'.")]
+LocalSteps = Annotated[int | None, _option("local_steps", RUN, "K, the local steps.")]
+BatchSize = Annotated[str | None, _option("batch_size", RUN, "Samples of a minibatch, or 'full'.")]
+WeightDecay = Annotated[float | None, _option("weight_decay", RUN, "λ; λx is part of every gradient.")]
+Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and minibatches.")]
+EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
+Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
+Engine = Annotated[str | None, _option("engine", RUN, f"{', '.join(ENGINES)}.")]
 
 
 def configuration(file: Path | None, settings: list[str] | None, given: Mapping[str, Any]) -> dict[str, Any]:
