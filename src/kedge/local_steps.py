@@ -1,4 +1,4 @@
-"""K local steps of any `Direction`: the only place where a client's model moves.
+"""K local steps of any `Direction`: what every engine must compute.
 
 x_i^{r,k+1} = x_i^{r,k} - eta g_i^{r,k},   k = 0..K-1
 """

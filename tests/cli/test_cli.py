@@ -38,6 +38,12 @@ def test_run_leaves_a_directory_that_repeats_it(tmp_path, capsys):
     assert (tmp_path / "first" / "config.toml").read_bytes() == (tmp_path / "second" / "config.toml").read_bytes()
 
 
+def test_the_number_of_workers_changes_no_metric(tmp_path):
+    for workers in ("1", "2", "3"):
+        assert execute(["run", *QUICK, "--workers", workers, "--out", workers]) == 0
+    assert metrics(tmp_path / "1") == metrics(tmp_path / "2") == metrics(tmp_path / "3")
+
+
 def test_options_override_set_overrides_the_file(tmp_path):
     (tmp_path / "c.toml").write_text("[algorithm]\nname = 'fedavg-m'\neta = 0.1\nbeta = 0.3\n[run]\nrounds = 9\n")
     assert execute(["run", "c.toml", *QUICK, "--set", "algorithm.beta=0.4", "--eta", "0.5", "--out", "run"]) == 0
@@ -211,6 +217,7 @@ def _no_network(*_, **__):
         (["nonsense"], "No such command"),
         (["run", "--device", "cpux"], "device is 'cpux', but torch cannot use it"),
         (["run", "--eval-every", "0"], "eval_every is 0"),
+        (["run", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
         (["run", "--set", "run.local_epochs=inf"], "local_epochs is inf"),
         (["run", "--out", "x" * 300], "but it cannot be made: File name too long"),
         (["run", "--dataset", "quadratics", "--model", "lenet"], "quadratics brings its own model"),

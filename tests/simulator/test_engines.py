@@ -66,8 +66,8 @@ def test_the_fused_engine_knows_the_squared_error(loss):
 
 @pytest.mark.parametrize("engine", ["module", "fused-mlp"])
 @pytest.mark.parametrize("kind", [kedge.ScaffoldM, kedge.FedAvgMVR, kedge.Stem], ids=lambda kind: kind.__name__)
-def test_the_number_of_threads_changes_no_bit(kind, engine):
-    runs = [play(kind(eta=0.05), engine, network().float(), threads=threads) for threads in (1, 2, 5)]
+def test_the_number_of_workers_changes_no_bit(kind, engine):
+    runs = [play(kind(eta=0.05), engine, network().float(), workers=workers) for workers in (1, 2, 5)]
     for other in runs[1:]:
         for name, vector in runs[0].server.items():
             assert torch.equal(vector, other.server[name])

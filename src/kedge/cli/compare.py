@@ -47,6 +47,7 @@ def compare(
     eval_every: options.EvalEvery = None,
     device: options.Device = None,
     engine: options.Engine = None,
+    workers: options.Workers = None,
     set_: options.Set = None,
     out: options.Out = None,
 ) -> None:

@@ -19,6 +19,7 @@ KEYS = {
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
+    "workers": "run.workers",
 }  # fmt: skip
 
 
@@ -54,6 +55,7 @@ WeightDecay = Annotated[float | None, _option("weight_decay", RUN, "λ; λx is p
 Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and minibatches.")]
 EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
+Workers = Annotated[int | None, _option("workers", RUN, "Clients to run at once; changes no result.", "one a core")]
 Engine = Annotated[str | None, _option("engine", RUN, f"{', '.join(ENGINES)}.")]
 
 

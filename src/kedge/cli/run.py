@@ -28,6 +28,7 @@ def run(
     eval_every: options.EvalEvery = None,
     device: options.Device = None,
     engine: options.Engine = None,
+    workers: options.Workers = None,
     set_: options.Set = None,
     out: options.Out = None,
 ) -> None:

@@ -81,6 +81,7 @@ class Run(_Section):
     eval_clients: bool = False
     device: str = "cpu"
     engine: str = "auto"
+    workers: int | None = None  # clients at once; None: one a core
 
 
 class Config(_Section):
@@ -272,5 +273,6 @@ def run_config(config: Config, problem: Problem | None = None, out: Any = None, 
         lost_replies=run.lost_replies,
         eval_clients=run.eval_clients,
         engine=run.engine,
+        workers=run.workers,
         watch=watch,
     )

@@ -75,7 +75,7 @@ def simulate(
     lost_replies: float = 0.0,
     eval_clients: bool = False,
     engine: str = "auto",
-    threads: int | None = None,
+    workers: int | None = None,
     watch: Watch | None = None,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
@@ -99,20 +99,20 @@ def simulate(
         lost_replies: the probability that a sampled client's reply is lost.
         eval_clients: evaluate on every client's own data too (mean and worst decile).
         engine: "auto", "module" (any model, by autograd) or "fused-mlp" (stacks of linear layers).
-        threads: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
+        workers: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
             A model of more than 4 million parameters runs one client at a time on all of torch's threads instead.
         watch: called after every round.
     """
     whole("rounds", rounds, 1)
     whole("eval_every", eval_every, 1)
-    if threads is not None:
-        whole("threads", threads, 1)
+    if workers is not None:
+        whole("workers", workers, 1)
     settings = Settings(
         cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
         weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
     )  # fmt: skip
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out)
-    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads)
+    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device, engine, workers)
     if directory is not None:
         directory.create()
     summary = {"algorithm": repr(algorithm), "engine": run.description(), "versions": environment()}

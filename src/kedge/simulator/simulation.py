@@ -78,7 +78,7 @@ class Simulation:
     loss: Loss = cross_entropy
     device: str = "cpu"
     engine: str = "auto"
-    threads: int | None = None  # clients at once; None: as torch.get_num_threads() says
+    workers: int | None = None  # clients at once; None: as torch.get_num_threads() says
     round: int = 0
     counters: Counters = field(default_factory=Counters)
     cohorts: list[list[int]] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Simulation:
         (first,) = engines(1)
         alone = device.type != "cpu" or (self.random and first.name == ModuleEngine.name)
         clients = self.settings.cohort or len(self.federation)
-        count = worker_count(self.server.x.numel(), alone, clients, self.threads)
+        count = worker_count(self.server.x.numel(), alone, clients, self.workers)
         return Workers([first, *engines(count - 1)])
 
     def description(self) -> str:

@@ -17,9 +17,9 @@ LARGE = 4_000_000
 """Parameters from which on one client at a time uses all threads: the work of its operations is worth dividing."""
 
 
-def worker_count(parameters: int, random_module: bool, clients: int, threads: int | None) -> int:
+def worker_count(parameters: int, random_module: bool, clients: int, wanted: int | None) -> int:
     """Return how many clients to run at once. A module that draws from torch's one generator runs alone."""
-    available = torch.get_num_threads() if threads is None else threads
+    available = torch.get_num_threads() if wanted is None else wanted
     return 1 if random_module or parameters >= LARGE else max(1, min(available, clients))
 
 
