@@ -67,7 +67,7 @@ def compare(
     RunDirectory(path)
     records, interrupted = _run_all(chosen, seeds, path)
     if records:
-        _report(records, target, path, first, seeds)
+        _report(records, target, path, first)
     if interrupted:
         raise KeyboardInterrupt
 
@@ -164,7 +164,7 @@ def _line(record: Record) -> str:
     return f"{record.algorithm}, seed {record.seed}: accuracy {accuracy} ({record.history[-1]['seconds']:.1f} s)"
 
 
-def _report(records: list[Record], target: float | None, path: Path, config: Config, seeds: int) -> None:
+def _report(records: list[Record], target: float | None, path: Path, config: Config) -> None:
     from kedge.report.figures import draw_comparison  # matplotlib takes its time to load
 
     target = target if target is not None else default_target(records)
@@ -175,8 +175,7 @@ def _report(records: list[Record], target: float | None, path: Path, config: Con
     title = _title(config)
     files = ["summary.csv", "curves.csv", "runs/"]
     if any(record.diverged is None for record in records):
-        note = f"lines: mean of {seeds} seeds; bands: smallest to largest"
-        files = [drawn.name for drawn in draw_comparison(records, path / "curves", title, note)] + files
+        files = [drawn.name for drawn in draw_comparison(records, path / "curves", title)] + files
     output.print(_table(summaries, target, title))
     output.print(f"Written to {path}: {', '.join(files)}", highlight=False, soft_wrap=True)
 

@@ -16,12 +16,14 @@ COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#0
 STYLES = ["-", "--", ":", "-."]
 
 
-def draw_comparison(records: Sequence[Record], path: Path, title: str, note: str = "") -> list[Path]:
+def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[Path]:
     """Draw accuracy (or loss) against rounds and against bytes: the mean of each algorithm and its range over seeds."""
     metric = "test_accuracy" if any("test_accuracy" in row for r in records for row in r.history[-1:]) else "test_loss"
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, name in enumerate(dict.fromkeys(record.algorithm for record in records)):
+    names = list(dict.fromkeys(record.algorithm for record in records))
+    shade = 0.15 if len(names) <= len(COLOURS) else 0.0  # more bands than that hide each other
+    for place, name in enumerate(names):
         runs = [r.history for r in records if r.algorithm == name and r.diverged is None and r.history]
         if not runs:
             continue
@@ -31,7 +33,7 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str, note: str
         look = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
         for axes, x in ((left, rounds), (right, megabytes)):
             axes.plot(x, values.mean(0), label=name, linewidth=1.8, **look)
-            axes.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=shade, linewidth=0)
     left.set_xlabel("rounds")
     right.set_xlabel("communication, MB down and up, all clients")
     left.set_ylabel(metric.replace("_", " "))
@@ -39,10 +41,11 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str, note: str
         left.set_yscale("log")
     for axes in (left, right):
         _tidy(axes)
-    left.legend(frameon=False, fontsize=9)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
-    if note:
-        figure.supxlabel(note, fontsize=8, color="#555555")
+    note = f"lines: mean of {len({record.seed for record in records})} seeds"
+    note += "; bands: smallest to largest" if shade else ""
+    figure.supxlabel(note, fontsize=8, color="#555555")
     return _save(figure, path)
 
 
