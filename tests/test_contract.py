@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 
 import kedge
 from kedge.cost import Size
 from kedge.exchange import Effort, Needs, Round
 from kedge.local_steps import local_steps
+from kedge.simulator import Settings, Simulation
 from tests.cases import CASES, Case
 from tests.oracles import QuadraticOracle
 
@@ -146,6 +148,25 @@ def test_state_is_what_the_cost_says(case):
     result = run(case, None, rounds=2)
     assert Size.of(result.server.values(), 5) == cost.server
     assert Size.of(result.client(0).values(), 5) == cost.client
+
+
+@pytest.mark.parametrize(("case", "cohort"), RUNS)
+def test_a_run_goes_on_from_its_saved_state_to_the_bit(case, cohort):
+    settings = Settings(cohort=cohort, local_steps=STEPS, batch_size=BATCH, seed=SEED)
+    whole, first, second = (
+        Simulation(PROBLEM.model, PROBLEM.federation, algorithm(case), settings, PROBLEM.loss) for _ in range(3)
+    )
+    for _ in range(5):
+        whole.advance()
+    for _ in range(2):
+        first.advance()
+    second.restore(load(save(first.state())))
+    for _ in range(3):
+        second.advance()
+    assert second.cohorts == whole.cohorts
+    assert second.counters == whole.counters
+    assert whole.state().keys() == second.state().keys()
+    assert all(torch.equal(value, second.state()[name]) for name, value in whole.state().items())
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

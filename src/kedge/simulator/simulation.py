@@ -5,7 +5,7 @@ the order of their numbers: the result depends on who took part and on nothing e
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -114,6 +114,25 @@ class Simulation:
         count = worker_count(self.server.x.numel(), alone, clients, self.workers)
         return Workers([first, *engines(count - 1)])
 
+    def state(self) -> dict[str, Tensor]:
+        """Return all that a run is at this moment, as named tensors; `restore` goes on from there to the bit."""
+        counters = {name: torch.tensor(value) for name, value in vars(self.counters).items()}
+        state = {"round": torch.tensor(self.round), "buffers": self.buffers, **counters}
+        state |= {f"server.{name}": vector for name, vector in self.server._asdict().items()}
+        for client, own in self.clients.touched():
+            state |= {f"client.{client}.{name}": vector for name, vector in own._asdict().items()}
+        return {name: value.clone() for name, value in state.items()}  # clients may share a vector
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that a run of the same settings has returned."""
+        self.round, self.buffers = int(state["round"]), state["buffers"]
+        self.counters = Counters(**{name: state[name].item() for name in vars(self.counters)})  # type: ignore[arg-type]
+        self.server = type(self.server)(*(state[f"server.{name}"] for name in self.server._fields))
+        own = type(self.clients[0])
+        for client in {int(name.split(".")[1]) for name in state if name.startswith("client.")}:
+            self.clients[client] = own(*(state[f"client.{client}.{name}"] for name in own._fields))
+        self.cohorts = [self._sampled(round) for round in range(self.round)]
+
     def description(self) -> str:
         """Say how the clients are run."""
         engines = self._workers.engines
@@ -151,13 +170,16 @@ class Simulation:
 
     def advance(self) -> None:
         """Play the next round (before the first one, the opening)."""
-        everyone = len(self.federation)
         if self.round == 0:
-            self._play(self.algorithm.opening(), -1, list(range(everyone)))
-        cohort = sample_cohort(self.settings.seed, self.round, everyone, self.settings.cohort or everyone)
+            self._play(self.algorithm.opening(), -1, list(range(len(self.federation))))
+        cohort = self._sampled(self.round)
         self.cohorts.append(cohort)
         self._play(self.algorithm.exchanges(self.round), self.round, cohort)
         self.round += 1
+
+    def _sampled(self, round: int) -> list[int]:
+        everyone = len(self.federation)
+        return sample_cohort(self.settings.seed, round, everyone, self.settings.cohort or everyone)
 
     def _play(self, exchanges: Sequence[AnyExchange], round: int, sampled: list[int]) -> None:
         sent: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """The clients' own state, made when a client first takes part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -17,3 +17,7 @@ class ClientStore:
     def __setitem__(self, client: int, state: Any) -> None:
         if len(state):
             self._rows[client] = state
+
+    def touched(self) -> Iterator[tuple[int, Any]]:
+        """Return the clients that have a state of their own, and it."""
+        return iter(sorted(self._rows.items()))
