@@ -73,9 +73,9 @@ def naive_round(work: Workload, federation: Federation, second: bool = False) ->
                     before.zero_grad()
                     cross_entropy(before(x), y).backward()
                     for p, q in zip(model.parameters(), before.parameters(), strict=True):
-                        p.grad.sub_(q.grad, alpha=0.9)  # type: ignore[union-attr, arg-type]
+                        p.grad.sub_(q.grad, alpha=0.9)
                 for p, constant in zip(model.parameters(), constants[number], strict=True):
-                    p.grad.add_(constant)  # type: ignore[union-attr]
+                    p.grad.add_(constant)
                 optimiser.step()
             states.append(model.state_dict())
         mean = {name: torch.stack([s[name] for s in states]).float().mean(0) for name in states[0]}

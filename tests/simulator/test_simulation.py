@@ -10,6 +10,7 @@ from torch import nn
 import kedge
 from kedge.problem import Federation, build_model
 from kedge.problem.keyed import draw_minibatches
+from kedge.simulator import Counters, Settings, Simulation
 
 
 def small(clients: int = 6, samples: int = 12, seed: int = 0, sizes: list[int] | None = None) -> Federation:
@@ -311,3 +312,13 @@ def test_an_exchange_without_computation_sends_no_statistics():
 
 def result_size(result) -> int:
     return result.server["x"].numel()
+
+
+def test_counters_are_restored_beyond_single_precision():
+    made = kedge.quadratics(clients=3, dim=2)
+    one, other = (
+        Simulation(made.model, made.federation, kedge.FedAvg(eta=0.1), Settings(cohort=2), made.loss) for _ in range(2)
+    )
+    one.counters = Counters(bytes_down=2**40 + 1, bytes_up=2**33 + 1, gradients=2**30 + 1 / 3)
+    other.restore(one.state())
+    assert other.counters == one.counters

@@ -71,7 +71,7 @@ def iid(deal: _Deal) -> Ints:
 def dirichlet(deal: _Deal) -> Ints:
     """Give every client a label mixture from the symmetric Dirichlet distribution of concentration alpha per class.
 
-    This is how most experiments since Hsu et al. read "Dirichlet(alpha)". In their own notation, Dir(alpha p) with p a
+    This is one common reading of "Dirichlet(alpha)". In their own notation, Dir(alpha p) with p a
     distribution over C classes, the same division has the parameter C alpha. The clients draw in turn and without
     replacement; when a class runs out, the client's mixture is renormalised over the
     classes left (or, if it has no mass there, replaced by what is left).

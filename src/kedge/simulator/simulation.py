@@ -116,7 +116,11 @@ class Simulation:
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a run is at this moment, as named tensors; `restore` goes on from there to the bit."""
-        counters = {name: torch.tensor(value) for name, value in vars(self.counters).items()}
+        counters = {
+            "bytes_down": torch.tensor(self.counters.bytes_down),
+            "bytes_up": torch.tensor(self.counters.bytes_up),
+            "gradients": torch.tensor(self.counters.gradients, dtype=torch.float64),
+        }
         state = {"round": torch.tensor(self.round), "buffers": self.buffers, **counters}
         state |= {f"server.{name}": vector for name, vector in self.server._asdict().items()}
         for client, own in self.clients.touched():
@@ -126,7 +130,7 @@ class Simulation:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that a run of the same settings has returned."""
         self.round, self.buffers = int(state["round"]), state["buffers"]
-        self.counters = Counters(**{name: state[name].item() for name in vars(self.counters)})  # type: ignore[arg-type]
+        self.counters = Counters(int(state["bytes_down"]), int(state["bytes_up"]), float(state["gradients"]))
         self.server = type(self.server)(*(state[f"server.{name}"] for name in self.server._fields))
         own = type(self.clients[0])
         for client in {int(name.split(".")[1]) for name in state if name.startswith("client.")}:
