@@ -8,13 +8,14 @@ paper::
 
     self.beta * (GRAD - client.c_i + down.c) + (1 - self.beta) * down.g
 
-The constants fold when the expression is evaluated, once per client and round. An engine sees only the
-coefficients and may fuse them as it likes.
+Vectors are collected with their coefficients and folded into one constant when it is first asked for, once per
+client and round. An engine sees only the coefficients and may fuse them as it likes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,13 @@ class Anchor(NamedTuple):
     first: Vector | None = None  # x_i^{r,-1} of the previous iterate; None: x_i^{r,0} itself
 
 
+class Term(NamedTuple):
+    """A vector that is constant during the round, and its coefficient."""
+
+    weight: float
+    vector: Vector
+
+
 @dataclass(frozen=True)
 class Direction:
     """An affine form in the quantities of one local step."""
@@ -41,11 +49,24 @@ class Direction:
     displacement: float = 0.0  # times x_i^{r,k} - x_i^{r,0}
     memory: float = 0.0  # times g_i^{r,k-1}
     first: Vector | None = None  # g_i^{r,-1}
-    constant: Vector | None = None  # None: zero
+    terms: tuple[Term, ...] = ()  # constant during the round
+
+    @cached_property
+    def constant(self) -> Vector | None:
+        """The sum of the terms; None is zero."""
+        # Starting from a term as it is, the next one is added without a pass of its own for the coefficient.
+        terms = sorted((term for term in self.terms if term.weight), key=lambda term: term.weight != 1)
+        if not terms:
+            return None
+        (weight, total), *others = terms
+        total = total if weight == 1 else weight * total
+        for weight, vector in others:
+            total = torch.add(total, vector, alpha=weight)
+        return total
 
     def __add__(self, other: Direction | Vector) -> Direction:
         if isinstance(other, Tensor):
-            return replace(self, constant=_sum(self.constant, other))
+            return replace(self, terms=(*self.terms, Term(1.0, other)))
         if self.memory and other.memory:
             raise ValueError("a direction may hold one previous direction")
         past = self if self.memory else other
@@ -55,7 +76,7 @@ class Direction:
             displacement=self.displacement + other.displacement,
             memory=past.memory,
             first=past.first,
-            constant=_sum(self.constant, other.constant),
+            terms=self.terms + other.terms,
         )
 
     def __mul__(self, scale: float) -> Direction:
@@ -65,13 +86,15 @@ class Direction:
             displacement=scale * self.displacement,
             memory=scale * self.memory,
             first=self.first,
-            constant=None if self.constant is None else scale * self.constant,
+            terms=tuple(Term(scale * term.weight, term.vector) for term in self.terms),
         )
 
     def __neg__(self) -> Direction:
         return self * -1.0
 
     def __sub__(self, other: Direction | Vector) -> Direction:
+        if isinstance(other, Tensor):
+            return replace(self, terms=(*self.terms, Term(-1.0, other)))
         return self + (-other)
 
     def __rsub__(self, other: Vector) -> Direction:
@@ -83,12 +106,6 @@ class Direction:
     def clean(self) -> Direction:
         """Drop what has the coefficient zero, so that nobody evaluates it (beta = 1 costs no second gradient)."""
         return replace(self, anchors=tuple(anchor for anchor in self.anchors if anchor.weight))
-
-
-def _sum(a: Vector | None, b: Vector | None) -> Vector | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return torch.add(a, b)
 
 
 def _merged(anchors: tuple[Anchor, ...]) -> tuple[Anchor, ...]:

@@ -53,10 +53,18 @@ class Local:
 
     start: Vector  # x_i^{r,0}
     x: Vector  # x_i^{r,K}
-    mean_direction: Vector  # (x_i^{r,0} - x_i^{r,K}) / (eta K_i)
+    eta: float
     steps: Tensor  # K_i
+    only_direction: Vector | None = None  # of one step, where there was one
     kept_mean_grad: Vector | None = None
     kept_last_direction: Vector | None = None
+
+    @property
+    def mean_direction(self) -> Vector:
+        """(x_i^{r,0} - x_i^{r,K}) / (eta K_i); of one step its direction, not a rounded difference."""
+        if self.only_direction is not None:
+            return self.only_direction
+        return self.displacement.div_(self.eta * self.steps.clamp(min=1))
 
     @property
     def mean_grad(self) -> Vector:

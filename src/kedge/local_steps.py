@@ -66,14 +66,13 @@ def local_steps(
             direction = torch.where(going > 0, new, direction)
             x.addcmul_(going.expand_as(x), direction, value=-eta)
     count = torch.as_tensor(steps, dtype=x.dtype, device=x.device)
-    divisor = count.clamp(min=1)
     return Local(
-        start=start,
-        x=x,
-        # One step needs no division of a rounded difference: the direction itself is the mean.
-        mean_direction=direction if isinstance(steps, int) and steps == 1 else (start - x) / (eta * divisor),
-        steps=count,
-        kept_mean_grad=None if total is None else total / divisor,
+        start,
+        x,
+        eta,
+        count,
+        only_direction=direction if isinstance(steps, int) and steps == 1 else None,
+        kept_mean_grad=None if total is None else total / count.clamp(min=1),
         kept_last_direction=direction if needs.last_direction else None,
     )
 

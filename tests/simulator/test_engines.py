@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import kedge
 from kedge.problem import Federation
-from kedge.simulator.engines.mlp import plan
+from kedge.simulator.engines import make_engines
+from kedge.simulator.engines.layers import plan
+from kedge.simulator.engines.mlp import GROUP
 from tests.simulator.test_simulation import small
 
 CLASSES = torch.tensor([0, 1])
@@ -123,3 +127,30 @@ def test_control_variables_keep_single_precision_at_small_rates(eta, beta):
     exact = play(kedge.ScaffoldM(eta=eta, beta=beta), "module", network()).client(1)["c_i"]
     found = play(kedge.ScaffoldM(eta=eta, beta=beta), "fused-mlp", network().float()).client(1)["c_i"]
     assert float((found - exact).norm() / exact.norm()) < 1e-4
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    inputs=st.integers(1, 40), hidden=st.integers(1, 40), batch=st.integers(1, 9), steps=st.integers(2, 4),
+    workers=st.integers(2, 6), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_whom_a_client_is_grouped_with_changes_no_bit(inputs, hidden, batch, steps, workers, seed):
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    data = [
+        (torch.randn(9, inputs, generator=generator), torch.randint(0, 3, (9,), generator=generator)) for _ in range(7)
+    ]
+    module = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 3))
+    options = {"cohort": 6, "local_steps": steps, "batch_size": batch, "rounds": 2, "eval_every": 2}
+    one, other = (
+        kedge.simulate(module, Federation(data), kedge.ScaffoldMVR(eta=0.1), workers=count, **options)
+        for count in (1, workers)
+    )
+    assert all(torch.equal(one.server[name], other.server[name]) for name in one.server)
+
+
+def test_clients_of_a_small_model_are_grouped():
+    federation, module = small(), network()
+    (engine,) = make_engines("fused-mlp", 1, module, federation, cross_entropy, 0.0, torch.device("cpu"))
+    assert engine.group(4) == GROUP
+    assert engine.group(None) == 1

@@ -4,6 +4,7 @@ A round is a tuple of exchanges. Clients may run at once, but each is computed b
 the order of their numbers: the result depends on who took part and on nothing else.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,10 @@ from kedge.problem import Federation
 from kedge.problem.checks import real, whole, whole_seed
 from kedge.problem.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
 from kedge.simulator.engines import Done, Engine, FlatModule, Job, Loss, make_engines, try_model
+from kedge.simulator.engines.base import compute_threads
 from kedge.simulator.engines.module import ModuleEngine
 from kedge.simulator.store import ClientStore
-from kedge.simulator.workers import LARGE, Workers, compute_threads, worker_count
+from kedge.simulator.workers import LARGE, Workers, worker_count
 
 Weights = Literal["uniform", "size"]
 AnyExchange = Exchange[Any, Any, Any, Any]
@@ -207,41 +209,63 @@ class Simulation:
         efforts = [exchange.effort(Effort(self._steps[client])) for client in cohort]
         batches = self._batches(round, number, cohort, efforts)
         needs = self._needed(exchange)
+        parts = self._parts(exchange, efforts)
 
-        def play(engine: Engine, item: tuple[int, Effort, Any]) -> tuple[Any, Any, Done]:
-            client, effort, rows = item
-            own = self.clients[client]
+        def play(engine: Engine, part: slice) -> tuple[Any, Any, Done]:
+            clients, effort = cohort[part], efforts[part.start]
+            own = _stacked([self.clients[client] for client in clients])
             rule, start = exchange.direction(down, own), exchange.start(down, own)
-            seeds = self._noise(round, number, client, effort.steps) if self.random else None
+            start = start.expand(len(clients), -1)
+            rows = None if batches is None else np.stack(batches[part])
+            seeds = None
+            if self.random:
+                seeds = np.stack([self._noise(round, number, client, effort.steps) for client in clients])
             done = engine.run(
-                Job(rule, start, self.buffers, self.algorithm.eta, client, effort.steps, rows, seeds, needs)
+                Job(rule, start, self.buffers, self.algorithm.eta, clients, effort.steps, rows, seeds, needs)
             )
-            return *exchange.reply(down, own, done.local), done
+            up, own = exchange.reply(down, own, done.local)
+            # A row that is kept as a view would keep its whole group.
+            owns = [type(row)(*(vector.clone() for vector in row)) for row in _split(own, len(clients))]
+            return _split(up, len(clients)), owns, done
 
         mean, buffers = Mean(), Mean()
         # Large models divide their own operations between the threads; else each client has one.
         with compute_threads(1 if self.server.x.numel() < LARGE else None):
-            plays = self._workers.map(play, zip(cohort, efforts, batches, strict=True))
-            for client, effort, (up, own, done) in zip(cohort, efforts, plays, strict=True):
-                self.clients[client] = own
-                mean.add(up, self._weight(exchange, client))
-                buffers.add((done.buffers - self.buffers,), 1.0)  # as changes: what is constant stays so to the bit
-                self.counters.bytes_up += _nbytes([*up, *([done.buffers] if effort.steps else [])])
-                self.counters.gradients += done.gradients * self._minibatches(effort, client)
-        self.buffers = self.buffers + buffers.value()[0]
+            for part, (ups, owns, done) in zip(parts, self._workers.map(play, parts), strict=True):
+                for client, effort, up, own in zip(cohort[part], efforts[part], ups, owns, strict=True):
+                    self.clients[client] = own
+                    mean.add(up, self._weight(exchange, client))
+                    self.counters.bytes_up += _nbytes([*up, *([done.buffers] if effort.steps else [])])
+                    self.counters.gradients += done.gradients * self._minibatches(effort, client)
+                if done.buffers.numel():
+                    buffers.add((done.buffers - self.buffers,), 1.0)  # as changes: what is constant stays so to the bit
+        if buffers:
+            self.buffers = self.buffers + buffers.value()[0]
         share = len(cohort) / len(self.federation)
         self.server = exchange.fold(self.server, type(up)(*mean.value()), Round(share, self._mean_steps))
+
+    def _parts(self, exchange: AnyExchange, efforts: list[Effort]) -> list[slice]:
+        """Divide a cohort into the groups that are run together: equal efforts, and work for every worker."""
+        engine, workers = self._workers.engines[0], len(self._workers.engines)
+        size = self.settings.batch_size
+        minibatches = efforts[0].minibatches
+        most = engine.group(None if size is None or minibatches is None else size * minibatches)
+        if any(effort != efforts[0] for effort in efforts):
+            most = 1
+        count = max(-(-len(efforts) // most), min(len(efforts), workers))
+        ends = [len(efforts) * part // count for part in range(count + 1)]
+        return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
     def _noise(self, round: int, number: int, client: int, steps: int) -> NDArray[np.int64]:
         return keyed(self.settings.seed, NOISE, round, number, client).integers(2**63, size=steps)
 
     def _batches(
         self, round: int, number: int, cohort: list[int], efforts: list[Effort]
-    ) -> list[NDArray[np.int64]] | list[None]:
-        """Draw the samples of every step; None stands for a client's whole data."""
+    ) -> list[NDArray[np.int64]] | None:
+        """Draw the samples of every client and step; None stands for a client's whole data."""
         size = self.settings.batch_size
         if size is None or efforts[0].minibatches is None:
-            return [None] * len(cohort)
+            return None
         drawn = draw_minibatches(
             self.settings.seed, round, number, cohort,
             samples=[self._sizes[client] for client in cohort],
@@ -296,9 +320,25 @@ class Mean:
                 total.add_(value, alpha=weight)
         self._count += 1
 
+    def __bool__(self) -> bool:
+        return self._count > 0
+
     def value(self) -> list[Tensor]:
         """Return the sum over the number of replies (not over the weights)."""
         return [total / self._count for total in self._total]
+
+
+def _stacked(states: list[Any]) -> Any:
+    """Put the states of a group on top of each other: vectors (clients, d)."""
+    if len(states) == 1:
+        return type(states[0])(*(vector.unsqueeze(0) for vector in states[0]))
+    return type(states[0])(*(torch.stack(vectors) for vectors in zip(*states, strict=True)))
+
+
+def _split(values: Any, clients: int) -> list[Any]:
+    """Return each client's own part of what a rule made of a group; what is one for all is everyone's."""
+    fields = [value.unbind(0) if value.ndim == 2 else [value] * clients for value in values]
+    return [type(values)(*(field[i] for field in fields)) for i in range(clients)]
 
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -54,15 +53,3 @@ class Workers:
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@contextmanager
-def compute_threads(count: int | None) -> Iterator[None]:
-    """Let an operation use ``count`` threads, or with None what torch was told before."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

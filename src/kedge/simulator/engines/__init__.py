@@ -6,7 +6,8 @@ from torch import nn
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation
 from kedge.simulator.engines.base import Done, Engine, Job, Loss
-from kedge.simulator.engines.mlp import MLPEngine, plan
+from kedge.simulator.engines.layers import plan
+from kedge.simulator.engines.mlp import MLPEngine
 from kedge.simulator.engines.module import FlatModule, ModuleEngine, try_model
 
 __all__ = ["ENGINES", "Done", "Engine", "FlatModule", "Job", "Loss", "make_engines", "try_model"]

@@ -57,7 +57,8 @@ class FlatModule:
             buffer.copy_(initial)
 
     def bind(self, point: Vector) -> None:
-        """Let the parameters be views of ``point``."""
+        """Let the parameters be views of ``point``, (d,) or (1, d)."""
+        point = point.view(-1)
         if point.data_ptr() == self._bound.data_ptr():
             return
         self._bound = point
@@ -152,12 +153,17 @@ class ModuleEngine:
         # Convolutions are faster when the channels of a pixel lie together.
         self._format = torch.channels_last if convolves and federation.features.ndim == 4 else torch.contiguous_format
 
+    def group(self, batch_size: int | None) -> int:
+        """Return how many clients a job may hold."""
+        return 1
+
     def run(self, job: Job) -> Done:
         """Run a client's local steps."""
         flat, calls = self.flat, 0
         flat.enter(job.buffers)
-        own = self.federation.indices[job.client]
-        rows = None if job.batches is None else own[torch.from_numpy(job.batches).to(own.device)]
+        (client,) = job.clients
+        own = self.federation.indices[client]
+        rows = None if job.batches is None else own[torch.from_numpy(job.batches[0]).to(own.device)]
         features, labels, loaded = self.federation.features, self.federation.labels, -1
         grad = torch.empty_like(job.start)
 
@@ -172,11 +178,11 @@ class ModuleEngine:
             flat.bind(point)
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
             if job.seeds is not None:
-                torch.manual_seed(int(job.seeds[k]))
+                torch.manual_seed(int(job.seeds[0, k]))
             with torch.enable_grad():
                 loss = self.loss(flat.module(features), labels)
                 parts = torch.autograd.grad(loss, flat.parameters, allow_unused=True, materialize_grads=True)
-            torch.cat([part.reshape(-1) for part in parts], out=grad)
+            torch.cat([part.reshape(-1) for part in parts], out=grad[0])
             if self.weight_decay:
                 grad.add_(point, alpha=self.weight_decay)
             if kept is not None:

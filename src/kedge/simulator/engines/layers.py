@@ -1,0 +1,129 @@
+"""Which models the fused engine can run: their layers, activations and losses, as what it needs of them."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from kedge.simulator.engines.base import Loss
+from kedge.simulator.engines.module import is_cross_entropy, is_plain
+
+aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation in place, and its backward from the output."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # (δ after, output) -> δ before, in place
+
+
+def _relu_backward(delta: Tensor, output: Tensor) -> Tensor:
+    result: Tensor = aten.threshold_backward.grad_input(delta, output, 0, grad_input=delta)
+    return result
+
+
+def _tanh_backward(delta: Tensor, output: Tensor) -> Tensor:
+    result: Tensor = aten.tanh_backward.grad_input(delta, output, grad_input=delta)
+    return result
+
+
+def _sigmoid_backward(delta: Tensor, output: Tensor) -> Tensor:
+    result: Tensor = aten.sigmoid_backward.grad_input(delta, output, grad_input=delta)
+    return result
+
+
+ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation(torch.relu_, _relu_backward),
+    nn.Tanh: Activation(torch.tanh_, _tanh_backward),
+    nn.Sigmoid: Activation(torch.sigmoid_, _sigmoid_backward),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer and what follows it."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: Activation | None = None
+    dropout: float = 0.0
+
+
+def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
+    """Return the layers of a model that this engine can run, or None."""
+    if known_loss(loss) is None or any(_is_watched(module) for module in model.modules()):
+        return None
+    modules = list(_flattened(model))
+    while modules and type(modules[0]) is nn.Flatten and modules[0].start_dim == 1:
+        modules.pop(0)
+    layers: list[Layer] = []
+    for module in modules:
+        last = layers[-1] if layers else None
+        if type(module) is nn.Linear:
+            layers.append(Layer(module.in_features, module.out_features, module.bias is not None))
+        elif type(module) in ACTIVATIONS and last and last.activation is None and not last.dropout:
+            layers[-1] = dataclasses.replace(last, activation=ACTIVATIONS[type(module)])
+        elif type(module) is nn.Dropout and last and not last.dropout and module.p < 1:
+            layers[-1] = dataclasses.replace(last, dropout=module.p)
+        else:
+            return None
+    return layers if _is_complete(model, layers) and _fits(layers[-1], loss, labels) else None
+
+
+def _is_watched(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
+
+
+def _flattened(module: nn.Module) -> list[nn.Module]:
+    if type(module) is nn.Sequential:
+        return [inner for child in module for inner in _flattened(child)]
+    return [] if type(module) is nn.Identity else [module]
+
+
+def _is_complete(model: nn.Module, layers: list[Layer]) -> bool:
+    """Whether the layers are all there is: a plain output, no frozen, shared or foreign parameter, no buffer."""
+    if not layers or layers[-1].activation is not None or layers[-1].dropout:
+        return False
+    count = sum(layer.outputs * (layer.inputs + layer.bias) for layer in layers)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return trained == count and not list(model.buffers())
+
+
+def _fits(last: Layer, loss: Loss, labels: Tensor) -> bool:
+    """Whether the labels are classes, or targets of the output's own shape (torch would broadcast others)."""
+    if is_cross_entropy(loss):
+        return labels.ndim == 1 and not labels.is_floating_point()
+    return labels.is_floating_point() and labels.shape[1:] == (last.outputs,)
+
+
+@dataclass(frozen=True)
+class KnownLoss:
+    """A loss whose gradient by the output is factor x delta, the factor depending on the shape alone."""
+
+    delta: Callable[[Tensor, Tensor, Tensor], Tensor]  # (output, target, where to write)
+    factor: Callable[[int, int], float]  # (samples, outputs)
+
+
+CROSS_ENTROPY = KnownLoss(
+    lambda output, target, out: torch.softmax(output, -1, out=out).sub_(target),
+    lambda samples, _: 1 / samples,
+)
+SQUARED_ERROR = KnownLoss(
+    lambda output, target, out: torch.sub(output, target, out=out),
+    lambda samples, outputs: 2 / (samples * outputs),
+)
+
+
+def known_loss(loss: Loss) -> KnownLoss | None:
+    """Return what is known of the gradient of ``loss``."""
+    if is_cross_entropy(loss):
+        return CROSS_ENTROPY
+    return SQUARED_ERROR if loss is mse_loss or is_plain(loss, nn.MSELoss) else None
