@@ -49,11 +49,11 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
     # 28x28 images are padded to the 32x32 of the original.
     return nn.Sequential(
         nn.Conv2d(shape[0], 6, 5, padding=(32 - shape[1]) // 2),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(400, 120),
         nn.ReLU(),
