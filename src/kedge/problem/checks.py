@@ -6,6 +6,10 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from kedge.errors import UsageError
 
 
@@ -29,6 +33,21 @@ def real(name: str, value: Any, *, positive: bool) -> float:
     if not good or value < 0 or (positive and value == 0):
         raise UsageError(f"{name} is {value!r}, but must be finite and {'above' if positive else 'at least'} 0")
     return float(value)
+
+
+def tensor(value: Any, what: str) -> Tensor:
+    """Return ``value`` as a tensor, uncopied where torch can share it, or say that it is not an array of numbers."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        if isinstance(value, list | tuple) and value and all(isinstance(row, Tensor) for row in value):
+            return torch.stack([row.detach() for row in value])
+        array = np.asarray(value)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        # torch can share neither read-only memory nor negative strides.
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"{what} are not an array of numbers with rows of one shape") from None
 
 
 def check_options(owner: str, function: Callable[..., Any], given: Iterable[str]) -> None:
