@@ -4,8 +4,10 @@ A round is a tuple of exchanges. Clients may run at once, but each is computed b
 the order of their numbers: the result depends on who took part and on nothing else.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -78,6 +80,8 @@ class Simulation:
     device: str = "cpu"
     engine: str = "auto"
     workers: int | None = None  # clients at once; None: as torch.get_num_threads() says
+    state_memory: float = math.inf  # bytes of client state to keep in memory; the rest goes to a file
+    scratch: Path | None = None  # where that file is; None: where the system keeps temporary ones
     round: int = 0
     counters: Counters = field(default_factory=Counters)
     cohorts: list[list[int]] = field(default_factory=list)
@@ -96,7 +100,7 @@ class Simulation:
         self.random = try_model(self.flat, self.federation, self.loss, self.settings.batch_size)
         x = self.flat.initial
         self.server = self.algorithm.init_server(x)
-        self.clients = ClientStore(lambda: self.algorithm.init_client(x))
+        self.clients = ClientStore(lambda: self.algorithm.init_client(x), self.state_memory, self.scratch)
         self.buffers = self.flat.buffers.clone()
         self._steps = self._all_local_steps()
         self._mean_steps = int(self._steps.sum()) / len(self._steps)
