@@ -20,7 +20,7 @@ from kedge.cost import Cost, cost
 from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction, last_grad
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Local, Nothing, Round
-from kedge.problem import Federation, build_model, load_federation, quadratics
+from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
 from kedge.runs.simulate import DivergedError, Result, simulate
 
 __version__ = version("kedge")
@@ -31,6 +31,7 @@ __all__ = [
     "GRAD",
     "LAST_GRAD",
     "Algorithm",
+    "ClientIndices",
     "Cost",
     "Direction",
     "DivergedError",

@@ -44,6 +44,15 @@ def test_the_number_of_workers_changes_no_metric(tmp_path):
     assert metrics(tmp_path / "1") == metrics(tmp_path / "2") == metrics(tmp_path / "3")
 
 
+def test_the_memory_for_client_state_changes_no_metric(tmp_path):
+    for memory in ("4GB", "3kB", "0"):
+        assert execute(["run", *QUICK, "--state-memory", memory, "--out", memory]) == 0
+    assert metrics(tmp_path / "4GB") == metrics(tmp_path / "3kB") == metrics(tmp_path / "0")
+    config = tomllib.loads((tmp_path / "3kB" / "config.toml").read_text())
+    assert config["run"]["state_memory"] == "3kB"
+    assert {file.name for file in (tmp_path / "0").iterdir()} == {file.name for file in (tmp_path / "4GB").iterdir()}
+
+
 def test_options_override_set_overrides_the_file(tmp_path):
     (tmp_path / "c.toml").write_text("[algorithm]\nname = 'fedavg-m'\neta = 0.1\nbeta = 0.3\n[run]\nrounds = 9\n")
     assert execute(["run", "c.toml", *QUICK, "--set", "algorithm.beta=0.4", "--eta", "0.5", "--out", "run"]) == 0
@@ -218,6 +227,8 @@ def _no_network(*_, **__):
         (["run", "--device", "cpux"], "device is 'cpux', but torch cannot use it"),
         (["run", "--eval-every", "0"], "eval_every is 0"),
         (["run", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
+        (["run", "--state-memory", "much"], "state_memory is 'much', but must be a size such as 500MB or 2GB"),
+        (["run", "--set", "run.state_memory=-1"], "state_memory is -1, but must be a size such as 500MB or 2GB"),
         (["run", "--set", "run.local_epochs=inf"], "local_epochs is inf"),
         (["run", "--out", "x" * 300], "but it cannot be made: File name too long"),
         (["run", "--dataset", "quadratics", "--model", "lenet"], "quadratics brings its own model"),

@@ -34,7 +34,7 @@ def test_every_kind_of_client_gives_the_same_federation():
     for clients in kinds:
         federation = Federation(clients, test=clients[1])
         assert len(federation) == 3
-        assert federation.sizes == (4, 2, 5)
+        assert tuple(federation.sizes) == (4, 2, 5)
         assert federation.features.dtype == torch.float64
         assert federation.labels.dtype == torch.int64
         for i, (X, y) in enumerate(tensors):
@@ -47,7 +47,7 @@ def test_indices_share_the_samples_without_a_copy():
     X, y = pair(6)
     federation = Federation.from_indices(X, y, [np.array([4, 0]), [1, 2, 5]])
     assert federation.features.data_ptr() == X.ctypes.data
-    assert federation.sizes == (2, 3)
+    assert tuple(federation.sizes) == (2, 3)
     assert all(index.dtype == torch.int64 for index in federation.indices)
     assert np.array_equal(federation.client(0)[0], X[[4, 0]])
     assert np.array_equal(federation.client(1)[1], y[[1, 2, 5]])

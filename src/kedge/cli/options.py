@@ -19,7 +19,7 @@ KEYS = {
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
-    "workers": "run.workers",
+    "workers": "run.workers", "state_memory": "run.state_memory",
 }  # fmt: skip
 
 
@@ -56,6 +56,10 @@ Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and m
 EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
 Workers = Annotated[int | None, _option("workers", RUN, "Clients to run at once; changes no result.", "one a core")]
+StateMemory = Annotated[
+    str | None,
+    _option("state_memory", RUN, "Client state to keep in memory, as in 500MB; more goes to a file in the directory."),
+]
 Engine = Annotated[str | None, _option("engine", RUN, f"{', '.join(ENGINES)}.")]
 
 

@@ -29,6 +29,7 @@ def run(
     device: options.Device = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    state_memory: options.StateMemory = None,
     set_: options.Set = None,
     out: options.Out = None,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from kedge.problem.datasets import DATASETS, DataSet, load_dataset
 from kedge.problem.federation import Federation
+from kedge.problem.indices import ClientIndices
 from kedge.problem.load import load_federation
 from kedge.problem.models import MODELS, build_model, model_options
 from kedge.problem.partition import PARTITIONS, PartitionStatistics, describe, split
@@ -11,6 +12,7 @@ __all__ = [
     "DATASETS",
     "MODELS",
     "PARTITIONS",
+    "ClientIndices",
     "DataSet",
     "Federation",
     "PartitionStatistics",

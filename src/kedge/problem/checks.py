@@ -3,8 +3,13 @@
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from kedge.errors import UsageError
 
@@ -29,6 +34,30 @@ def real(name: str, value: Any, *, positive: bool) -> float:
     if not good or value < 0 or (positive and value == 0):
         raise UsageError(f"{name} is {value!r}, but must be finite and {'above' if positive else 'at least'} 0")
     return float(value)
+
+
+def byte_size(name: str, value: Any) -> int:
+    """Return bytes: ``value`` is their number, or text such as "500MB", "1.5 GB" or "2GiB"."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kmgt]?)(i?)b)?", str(value).strip(), re.IGNORECASE | re.ASCII)
+    if isinstance(value, bool | float) or match is None or (match[3] and not match[2]):
+        raise UsageError(f"{name} is {value!r}, but must be a size such as 500MB or 2GB")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
+
+
+def tensor(value: Any, what: str) -> Tensor:
+    """Return ``value`` as a tensor, uncopied where torch can share it, or say that it is not an array of numbers."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        if isinstance(value, list | tuple) and value and all(isinstance(row, Tensor) for row in value):
+            return torch.stack([row.detach() for row in value])
+        array = np.asarray(value)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        # torch can share neither read-only memory nor negative strides.
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"{what} are not an array of numbers with rows of one shape") from None
 
 
 def check_options(owner: str, function: Callable[..., Any], given: Iterable[str]) -> None:

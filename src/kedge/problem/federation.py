@@ -10,10 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from kedge.errors import UsageError
+from kedge.problem.checks import tensor
+from kedge.problem.indices import ClientIndices
 
 Samples = tuple[Any, Any] | Dataset[Any]
 
@@ -28,7 +31,7 @@ class Federation:
 
     features: Tensor
     labels: Tensor
-    indices: tuple[Tensor, ...]
+    indices: ClientIndices
     test: tuple[Tensor, Tensor] | None
 
     def __init__(self, clients: Iterable[Samples], test: Samples | None = None) -> None:
@@ -39,30 +42,29 @@ class Federation:
             raise UsageError("a federation has 0 clients, but needs at least 1")
         for i, pair in enumerate(pairs):
             _check_alike(pair, f"client {i}", pairs[0], "client 0")
-        sizes = torch.tensor([len(labels) for _, labels in pairs])
-        ends = sizes.cumsum(0)
+        sizes = np.array([len(labels) for _, labels in pairs], np.int64)
+        ends = sizes.cumsum()
 
         def holder(row: int) -> str:
-            return f"client {int(torch.searchsorted(ends, row, right=True))}"
+            return f"client {int(np.searchsorted(ends, row, side='right'))}"
 
         self.features = torch.cat([features for features, _ in pairs])
         self.labels = torch.cat([labels for _, labels in pairs])
         _check_values(self.features, self.labels, holder)
-        everyone = torch.arange(len(self.labels), device=self.features.device)
-        self.indices = torch.split(everyone, sizes.tolist())
+        self.indices = ClientIndices(ends - sizes, sizes).to(self.features.device)
         self.test = self._checked_test(test)
 
     @classmethod
     def from_indices(cls, features: Any, labels: Any, indices: Iterable[Any], test: Samples | None = None) -> Self:
-        """Share ``features`` and ``labels``, uncopied, between clients that are given by their indices."""
+        """Share ``features`` and ``labels``, uncopied, between clients that are given by their indices.
+
+        ``indices`` holds the sample numbers of each client: a list of arrays, a table with a row per client, or, for
+        very many clients, a `ClientIndices`.
+        """
         self = cls.__new__(cls)
         self.features, self.labels = _pair((features, labels), "the data set")
         _check_values(self.features, self.labels, lambda row: f"sample {row}")
-        self.indices = tuple(
-            _index(index, f"client {i}", len(self.labels)).to(self.features.device) for i, index in enumerate(indices)
-        )
-        if not self.indices:
-            raise UsageError("a federation has 0 clients, but needs at least 1")
+        self.indices = ClientIndices.read(indices, len(self.labels)).to(self.features.device)
         self.test = self._checked_test(test)
         return self
 
@@ -75,9 +77,9 @@ class Federation:
         return pair
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> NDArray[np.int64]:
         """The number of samples of each client."""
-        return tuple(len(index) for index in self.indices)
+        return self.indices.sizes
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -91,12 +93,12 @@ class Federation:
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
         """Return the federation on ``device``, with floating features and labels of ``dtype``."""
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        def move(values: Tensor) -> Tensor:
+            return values.to(device, dtype if values.is_floating_point() else values.dtype)
 
         moved = type(self).__new__(type(self))
         moved.features, moved.labels = move(self.features), move(self.labels)
-        moved.indices = tuple(index.to(device) for index in self.indices)
+        moved.indices = self.indices.to(device)
         moved.test = None if self.test is None else (move(self.test[0]), move(self.test[1]))
         return moved
 
@@ -105,7 +107,7 @@ class Federation:
         labels = "real targets" if real else f"{len(np.unique(self.labels.cpu().numpy()))} labels"
         test = "no test set" if self.test is None else f"{len(self.test[1])} test samples"
         shape = tuple(self.features.shape[1:])
-        return f"Federation({len(self)} clients, {sum(self.sizes)} samples of shape {shape}, {labels}, {test})"
+        return f"Federation({len(self)} clients, {int(self.sizes.sum())} samples of shape {shape}, {labels}, {test})"
 
 
 def _pair(data: Any, who: str) -> tuple[Tensor, Tensor]:
@@ -116,7 +118,7 @@ def _pair(data: Any, who: str) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError):
         kind = type(data).__name__
         raise UsageError(f"{who} is of type {kind}, but must be a pair (features, labels) or a Dataset") from None
-    features, labels = _tensor(features, f"{who}'s features"), _tensor(labels, f"{who}'s labels")
+    features, labels = tensor(features, f"{who}'s features"), tensor(labels, f"{who}'s labels")
     if features.ndim == 0 or labels.ndim == 0:
         raise UsageError(f"{who} has a single number for features or labels, but must have one row per sample")
     if len(features) != len(labels):
@@ -143,45 +145,19 @@ def _stacked(data: Dataset[Any], who: str) -> tuple[list[Any], list[Any]]:
     return columns
 
 
-def _tensor(value: Any, what: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    try:
-        if isinstance(value, list | tuple) and value and all(isinstance(row, Tensor) for row in value):
-            return torch.stack([row.detach() for row in value])
-        array = np.asarray(value)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        # torch can share neither read-only memory nor negative strides.
-        return torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    except (TypeError, ValueError, RuntimeError):
-        raise UsageError(f"{what} are not an array of numbers with rows of one shape") from None
-
-
-def _index(value: Any, who: str, samples: int) -> Tensor:
-    index = _tensor(value, f"{who}'s indices")
-    if index.numel() == 0:
-        raise UsageError(f"{who} has no samples")
-    if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-        raise UsageError(f"{who}'s indices must be a flat list of whole numbers")
-    for extreme in (int(index.min()), int(index.max())):
-        if not 0 <= extreme < samples:
-            raise UsageError(f"{who} has the index {extreme}, but the data set has only {samples} samples")
-    return index.to(torch.int64)
-
-
 def _check_alike(pair: tuple[Tensor, Tensor], who: str, reference: tuple[Tensor, Tensor], reference_name: str) -> None:
-    for what, tensor, model in zip(("features", "labels"), pair, reference, strict=True):
-        mine, theirs = (f"{what} of shape {tuple(t.shape[1:])} and {t.dtype} on {t.device}" for t in (tensor, model))
-        if mine != theirs:
+    for what, own, other in zip(("features", "labels"), pair, reference, strict=True):
+        if (own.shape[1:], own.dtype, own.device) != (other.shape[1:], other.dtype, other.device):
+            mine, theirs = (f"{what} of shape {tuple(t.shape[1:])} and {t.dtype} on {t.device}" for t in (own, other))
             raise UsageError(f"{who} has {mine}, but {reference_name} has {theirs}")
 
 
 def _check_values(features: Tensor, labels: Tensor, holder: Callable[[int], str]) -> None:
-    for what, tensor in (("features", features), ("labels", labels)):
-        if not tensor.is_floating_point():
+    for what, values in (("features", features), ("labels", labels)):
+        if not values.is_floating_point():
             continue
         # Block by block: torch.isfinite on the whole needs as much memory again as the samples.
-        for start, block in zip(range(0, len(tensor), 4096), torch.split(tensor, 4096), strict=True):
+        for start, block in zip(range(0, len(values), 4096), torch.split(values, 4096), strict=True):
             finite = torch.isfinite(block)
             if not finite.all():
                 row = int(torch.nonzero(~finite)[0, 0])

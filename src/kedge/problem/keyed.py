@@ -29,7 +29,7 @@ def draw_minibatches(
     round: int,
     exchange: int,
     clients: Sequence[int],
-    samples: Sequence[int],
+    samples: Sequence[int] | NDArray[np.int64],
     counts: Sequence[int],
     batch_size: int,
 ) -> list[NDArray[np.int64]]:

@@ -163,6 +163,6 @@ def _federation(noise: Tensor) -> Federation:
     return Federation.from_indices(
         named,
         torch.zeros(len(named), dtype=torch.float64),
-        torch.split(torch.arange(len(named)), samples),
+        torch.arange(len(named)).view(clients, samples),
         test=(still, torch.zeros(clients, dtype=torch.float64)),
     )

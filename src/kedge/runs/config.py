@@ -17,7 +17,8 @@ from kedge.algorithm import Algorithm
 from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
-from kedge.runs.simulate import Result, Watch, simulate
+from kedge.problem.checks import byte_size
+from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import Weights, usable_device
 
@@ -82,6 +83,7 @@ class Run(_Section):
     device: str = "cpu"
     engine: str = "auto"
     workers: int | None = None  # clients at once; None: one a core
+    state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file
 
 
 class Config(_Section):
@@ -132,6 +134,7 @@ def check(raw: Mapping[str, Any]) -> Config:
         raise _sentence(error) from None
     algorithm_of(config)
     usable_device(config.run.device)
+    byte_size("state_memory", config.run.state_memory)
     _check_relevance(config)
     return config
 
@@ -274,5 +277,6 @@ def run_config(config: Config, problem: Problem | None = None, out: Any = None, 
         eval_clients=run.eval_clients,
         engine=run.engine,
         workers=run.workers,
+        state_memory=run.state_memory,
         watch=watch,
     )

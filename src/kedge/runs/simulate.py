@@ -14,12 +14,15 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.errors import UsageError
 from kedge.problem import Federation
-from kedge.problem.checks import whole
+from kedge.problem.checks import byte_size, whole
 from kedge.runs.directory import RunDirectory, environment
 from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.simulation import Weights
+
+STATE_MEMORY = "4GB"
+"""The clients' state to keep in memory, unless told otherwise."""
 
 Row = dict[str, float]
 Watch = Callable[[int, Row | None], None]
@@ -76,6 +79,7 @@ def simulate(
     eval_clients: bool = False,
     engine: str = "auto",
     workers: int | None = None,
+    state_memory: int | str = STATE_MEMORY,
     watch: Watch | None = None,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
@@ -101,6 +105,8 @@ def simulate(
         engine: "auto", "module" (any model, by autograd) or "fused-mlp" (stacks of linear layers).
         workers: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
             A model of more than 4 million parameters runs one client at a time on all of torch's threads instead.
+        state_memory: how much of the clients' state to keep in memory, in bytes or as "500MB"; the rest goes to a
+            scratch file in ``out``, or without it where temporary files go. The result does not depend on it.
         watch: called after every round.
     """
     whole("rounds", rounds, 1)
@@ -112,7 +118,10 @@ def simulate(
         weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
     )  # fmt: skip
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out)
-    run = Simulation(model, federation, algorithm, settings, loss or cross_entropy, device, engine, workers)
+    run = Simulation(
+        model, federation, algorithm, settings, loss or cross_entropy, device, engine, workers,
+        byte_size("state_memory", state_memory), None if directory is None else directory.path,
+    )  # fmt: skip
     if directory is not None:
         directory.create()
     summary = {"algorithm": repr(algorithm), "engine": run.description(), "versions": environment()}

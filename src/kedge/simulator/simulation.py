@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -81,6 +82,8 @@ class Simulation:
     device: str = "cpu"
     engine: str = "auto"
     workers: int | None = None  # clients at once; None: as torch.get_num_threads() says
+    state_memory: float = math.inf  # bytes of client state to keep in memory; the rest goes to a file
+    scratch: Path | None = None  # where that file is; None: where the system keeps temporary ones
     round: int = 0
     counters: Counters = field(default_factory=Counters)
     cohorts: list[list[int]] = field(default_factory=list)
@@ -93,15 +96,16 @@ class Simulation:
         device = usable_device(self.device)
         self.federation = self.federation.to(dtype, device)
         self._sizes = self.federation.sizes
+        self._samples = int(self._sizes.sum())
         self._check()
         self.flat = FlatModule(self.model, device)
         self.random = try_model(self.flat, self.federation, self.loss, self.settings.batch_size)
         x = self.flat.initial
         self.server = self.algorithm.init_server(x)
-        self.clients = ClientStore(lambda: self.algorithm.init_client(x))
+        self.clients = ClientStore(lambda: self.algorithm.init_client(x), self.state_memory, self.scratch)
         self.buffers = self.flat.buffers.clone()
         self._steps = self._all_local_steps()
-        self._mean_steps = sum(self._steps) / len(self._steps)
+        self._mean_steps = int(self._steps.sum()) / len(self._steps)
         self._needs: dict[AnyExchange, Needs] = {}
         self._workers = self._hire(device)
 
@@ -162,22 +166,23 @@ class Simulation:
                 f"{type(self.algorithm).__name__} needs every client's reply in every round, "
                 f"but lost_replies is {settings.lost_replies:g}"
             )
-        smallest = min(range(clients), key=lambda i: self._sizes[i])
+        smallest = int(self._sizes.argmin())
         if settings.batch_size is not None and settings.batch_size > self._sizes[smallest]:
             raise UsageError(
                 f"batch_size is {settings.batch_size}, but client {smallest} has only {self._sizes[smallest]} samples"
             )
 
-    def _all_local_steps(self) -> list[int]:
-        settings = self.settings
+    def _all_local_steps(self) -> NDArray[np.int64]:
+        settings, sizes = self.settings, self._sizes
         if settings.local_epochs is None:
-            return [settings.local_steps] * len(self.federation)
-        return [max(1, math.ceil(settings.local_epochs * size / (settings.batch_size or size))) for size in self._sizes]
+            return np.broadcast_to(np.int64(settings.local_steps), sizes.shape)
+        steps = np.ceil(settings.local_epochs * sizes / (settings.batch_size or sizes))
+        return np.clip(steps, 1, 2**53).astype(np.int64)
 
     def advance(self) -> None:
         """Play the next round (before the first one, the opening)."""
         if self.round == 0:
-            self._play(self.algorithm.opening(), -1, list(range(len(self.federation))))
+            self._play(self.algorithm.opening(), -1, range(len(self.federation)))
         cohort = self._sampled(self.round)
         self.cohorts.append(cohort)
         self._play(self.algorithm.exchanges(self.round), self.round, cohort)
@@ -187,10 +192,10 @@ class Simulation:
         everyone = len(self.federation)
         return sample_cohort(self.settings.seed, round, everyone, self.settings.cohort or everyone)
 
-    def _play(self, exchanges: Sequence[AnyExchange], round: int, sampled: list[int]) -> None:
+    def _play(self, exchanges: Sequence[AnyExchange], round: int, sampled: Sequence[int]) -> None:
         sent: dict[str, Any] = {}
         for number, exchange in enumerate(exchanges):
-            asked = list(range(len(self.federation))) if exchange.cohort == "everyone" else sampled
+            asked = range(len(self.federation)) if exchange.cohort == "everyone" else sampled
             heard = [client for client in asked if not self._is_lost(round, client)]
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
@@ -206,7 +211,7 @@ class Simulation:
         return probability > 0 and keyed(self.settings.seed, LOSS, round, client=client).random() < probability
 
     def _exchange(self, exchange: AnyExchange, down: Any, round: int, number: int, cohort: list[int]) -> None:
-        efforts = [exchange.effort(Effort(self._steps[client])) for client in cohort]
+        efforts = [exchange.effort(Effort(int(self._steps[client]))) for client in cohort]
         batches = self._batches(round, number, cohort, efforts)
         needs = self._needed(exchange)
         parts = self._parts(exchange, efforts)
@@ -268,7 +273,7 @@ class Simulation:
             return None
         drawn = draw_minibatches(
             self.settings.seed, round, number, cohort,
-            samples=[self._sizes[client] for client in cohort],
+            samples=self._sizes[cohort],
             counts=[effort.steps * (effort.minibatches or 1) for effort in efforts],
             batch_size=size,
         )  # fmt: skip
@@ -287,13 +292,15 @@ class Simulation:
         """N p_i: its mean over the clients is 1, so a plain mean over a random cohort is unbiased."""
         if self.settings.weights == "uniform" or exchange.cohort == "first":
             return 1.0
-        return len(self._sizes) * self._sizes[client] / sum(self._sizes)
+        return len(self._sizes) * int(self._sizes[client]) / self._samples
 
     def _minibatches(self, effort: Effort, client: int) -> float:
         """How many minibatches one gradient of this effort stands for."""
         if self.settings.batch_size is None:
             return 1.0
-        return self._sizes[client] / self.settings.batch_size if effort.minibatches is None else effort.minibatches
+        if effort.minibatches is None:
+            return int(self._sizes[client]) / self.settings.batch_size
+        return effort.minibatches
 
 
 def usable_device(name: str) -> torch.device:

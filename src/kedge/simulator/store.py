@@ -1,23 +1,133 @@
-"""The clients' own state, made when a client first takes part."""
+"""The clients' own state, made when a client first takes part: in memory up to a limit, beyond it in a file."""
 
+import math
+import mmap
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kedge.errors import UsageError
 
 
 class ClientStore:
-    """Rows of client state; a client that never took part has the initial one and costs nothing."""
+    """Rows of client state; a client that never took part has the initial one and costs nothing.
 
-    def __init__(self, initial: Callable[[], Any]) -> None:
+    The first rows stay in memory, up to ``limit`` bytes; those of later clients go to a scratch file in
+    ``directory`` (None: the system's for temporary files). Cohorts are drawn uniformly, so no client is likelier to
+    come back soon than another: keeping the latest in memory would save no read, and cost a write for each.
+
+    Threads may read while one thread writes the row of another client.
+    """
+
+    def __init__(self, initial: Callable[[], Any], limit: float = math.inf, directory: Path | None = None) -> None:
         self._initial = initial
         self._rows: dict[int, Any] = {}
+        self._room = limit
+        self._scratch = Scratch(directory)
 
     def __getitem__(self, client: int) -> Any:
-        return self._rows[client] if client in self._rows else self._initial()
+        if client in self._rows:
+            return self._rows[client]
+        return self._scratch[client] if client in self._scratch else self._initial()
 
     def __setitem__(self, client: int, state: Any) -> None:
-        if len(state):
+        if client in self._scratch:
+            self._scratch[client] = state
+        elif client in self._rows:
             self._rows[client] = state
+        elif len(state):
+            size = sum(vector.nbytes for vector in state)
+            if size <= self._room:
+                self._room -= size
+                self._rows[client] = state
+            else:
+                self._scratch[client] = state
 
     def touched(self) -> Iterator[tuple[int, Any]]:
         """Return the clients that have a state of their own, and it."""
-        return iter(sorted(self._rows.items()))
+        return ((client, self[client]) for client in sorted([*self._rows, *self._scratch]))
+
+
+class Scratch:
+    """Rows of fixed shapes in a file without a name, each mapped into memory only while it is read or written.
+
+    Without a name the file needs no tidying: its space is free again when the store is gone or the process ends,
+    however it ends. A row that is read is a copy, so later writes do not change it.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._slots: dict[int, int] = {}
+        self._file: IO[bytes] | None = None
+        self._kind: Any = None
+        self._fields: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._stride = 0
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._slots
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._slots)
+
+    def __getitem__(self, client: int) -> Any:
+        row, start, vectors = self._mapped(client, mmap.ACCESS_READ), 0, []
+        for shape, dtype, device in self._fields:
+            vector = torch.empty(shape, dtype=dtype)
+            content = _bytes(vector)
+            content[:] = row[start : start + content.size]
+            start += content.size
+            vectors.append(vector.to(device))
+        return self._kind(*vectors)
+
+    def __setitem__(self, client: int, state: Any) -> None:
+        self._fit(state)
+        content = np.concatenate([_bytes(vector) for vector in state])
+        if client in self._slots:
+            self._mapped(client, mmap.ACCESS_WRITE)[: content.size] = content
+        else:
+            self._append(content)
+            self._slots[client] = len(self._slots)  # only now may a reader find it
+
+    def _fit(self, state: Any) -> None:
+        fields = [(vector.shape, vector.dtype, vector.device) for vector in state]
+        if not self._fields:
+            size = sum(vector.nbytes for vector in state)
+            self._kind, self._fields = type(state), fields
+            self._stride = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if fields != self._fields:
+            raise UsageError("a client's state must keep its shapes and dtypes, but an exchange has changed them")
+
+    def _append(self, content: NDArray[np.uint8]) -> None:
+        """Write a new row. Not by mapping: on a full disk that ends the process, and writing raises an error."""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  (closed with the store)
+                weakref.finalize(self, self._file.close)
+            self._file.seek(len(self._slots) * self._stride)
+            self._file.write(content.data)
+            self._file.write(bytes(self._stride - content.size))
+            self._file.flush()
+        except OSError as error:
+            place = self._directory or tempfile.gettempdir()
+            raise UsageError(
+                f"the clients' state beyond state_memory cannot be written in {place}: {error.strerror}"
+            ) from error
+
+    def _mapped(self, client: int, access: int) -> NDArray[np.uint8]:
+        """Return the row as bytes; the array holds the map, so that both go together."""
+        assert self._file is not None
+        place = self._slots[client] * self._stride
+        return np.frombuffer(mmap.mmap(self._file.fileno(), self._stride, access=access, offset=place), np.uint8)
+
+
+def _bytes(vector: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor; they are its own if it is contiguous and on the CPU."""
+    content: NDArray[np.uint8] = vector.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    return content

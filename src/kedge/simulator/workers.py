@@ -1,7 +1,8 @@
 """Clients in parallel: threads of one process, each with an engine of its own and one compute thread."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -14,6 +15,9 @@ Value = TypeVar("Value")
 
 LARGE = 4_000_000
 """Parameters from which on one client at a time uses all threads: the work of its operations is worth dividing."""
+
+AHEAD = 4
+"""Jobs per worker that may be computed or wait for it while the replies of earlier ones are summed."""
 
 
 def worker_count(parameters: int, random_module: bool, clients: int, wanted: int | None) -> int:
@@ -43,7 +47,23 @@ class Workers:
             finally:
                 self._free.put(engine)
 
-        return map(apply, items) if self._pool is None else self._pool.map(apply, items)
+        return map(apply, items) if self._pool is None else self._ahead(self._pool, apply, items)
+
+    def _ahead(
+        self, pool: ThreadPoolExecutor, apply: Callable[[Item], Value], items: Iterable[Item]
+    ) -> Iterator[Value]:
+        """Compute only so far ahead: the replies of a whole federation need not fit in memory."""
+        waiting: deque[Future[Value]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(apply, item))
+                while waiting and (waiting[0].done() or len(waiting) > AHEAD * len(self.engines)):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def close(self) -> None:
         """End the threads."""
