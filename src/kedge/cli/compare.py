@@ -16,8 +16,8 @@ from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.errors import UsageError, unknown
 from kedge.report.comparison import Record, Summary, default_target, summarise, write_csv
 from kedge.runs.config import Config, check, partition_name, problem_of, resolved, run_config
-from kedge.runs.directory import RunDirectory
-from kedge.runs.simulate import DivergedError, Row
+from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.simulate import DivergedError
 
 DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
 

@@ -3,8 +3,7 @@
 from kedge.cli import options
 from kedge.cli.console import figure, output, progress_bar, size
 from kedge.runs.config import problem_of, resolved, run_config
-from kedge.runs.directory import RunDirectory
-from kedge.runs.simulate import Row
+from kedge.runs.directory import Row, RunDirectory
 
 
 def run(

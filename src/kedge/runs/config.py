@@ -4,7 +4,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from kedge.algorithm import Algorithm
 from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
+from kedge.runs.schedule import Interval
 from kedge.runs.simulate import Result, Watch, simulate
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import Weights, usable_device
@@ -82,6 +83,7 @@ class Run(_Section):
     device: str = "cpu"
     engine: str = "auto"
     workers: int | None = None  # clients at once; None: one a core
+    checkpoint_every: int | str | None = None  # rounds; "30s": seconds; None: a fiftieth of the time
 
 
 class Config(_Section):
@@ -132,6 +134,7 @@ def check(raw: Mapping[str, Any]) -> Config:
         raise _sentence(error) from None
     algorithm_of(config)
     usable_device(config.run.device)
+    Interval.of(config.run.checkpoint_every)
     _check_relevance(config)
     return config
 
@@ -250,7 +253,15 @@ def federation_of(config: Config) -> Federation:
     )  # fmt: skip
 
 
-def run_config(config: Config, problem: Problem | None = None, out: Any = None, watch: Watch | None = None) -> Result:
+def run_config(
+    config: Config,
+    problem: Problem | None = None,
+    out: Any = None,
+    watch: Watch | None = None,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] | None = None,
+) -> Result:
     """Run a configuration."""
     problem = problem or problem_of(config)
     run = config.run
@@ -275,4 +286,7 @@ def run_config(config: Config, problem: Problem | None = None, out: Any = None, 
         engine=run.engine,
         workers=run.workers,
         watch=watch,
+        checkpoint_every=run.checkpoint_every,
+        resume=resume,
+        stop=stop,
     )
