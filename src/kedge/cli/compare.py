@@ -141,7 +141,7 @@ def _run_all(chosen: dict[str, Config], seeds: int, path: Path) -> tuple[list[Re
                     directory = RunDirectory(path / "runs" / f"{name}-{seed}", resolved(config))
                     diverged = None
                     try:
-                        run_config(config, problem, directory, watch)
+                        run_config(_unsaved(config), problem, directory, watch)
                     except DivergedError as error:
                         diverged = error.result.simulation.round
                         bar.advance(task, config.run.rounds - diverged)
@@ -155,6 +155,13 @@ def _run_all(chosen: dict[str, Config], seeds: int, path: Path) -> tuple[list[Re
 
 def _seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+
+
+def _unsaved(config: Config) -> Config:
+    """Return the configuration without checkpoints, unless they are asked for: a comparison is not resumed."""
+    if config.run.checkpoint_every is not None:
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"checkpoint_every": "never"})})
 
 
 def _line(record: Record) -> str:

@@ -19,7 +19,7 @@ KEYS = {
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
-    "workers": "run.workers",
+    "workers": "run.workers", "checkpoint_every": "run.checkpoint_every",
 }  # fmt: skip
 
 
@@ -56,6 +56,9 @@ Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and m
 EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
 Workers = Annotated[int | None, _option("workers", RUN, "Clients to run at once; changes no result.", "one a core")]
+CheckpointEvery = Annotated[
+    str | None, _option("checkpoint_every", RUN, "Rounds between checkpoints, '30s' or 'never'.", "2 % of the time")
+]
 Engine = Annotated[str | None, _option("engine", RUN, f"{', '.join(ENGINES)}.")]
 
 
