@@ -11,12 +11,13 @@ ROOT = Path(kedge.__file__).parent
 CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "cost"}
 ALLOWED = {
     "errors": set(),
+    "files": {"errors"},
     "problem": {"errors"},
     "algorithms": CORE,
-    "simulator": CORE | {"problem"},
-    "runs": CORE | {"problem", "simulator", "algorithms"},
+    "simulator": CORE | {"files", "problem"},
+    "runs": CORE | {"files", "problem", "simulator", "algorithms"},
     "report": CORE | {"algorithms"},
-    "cli": CORE | {"problem", "simulator", "algorithms", "runs", "report"},
+    "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report"},
 } | {name: CORE - {name} for name in CORE - {"errors"}}
 
 

@@ -1,4 +1,4 @@
-"""The one error that a user's mistake raises: a sentence that states the rule and the value."""
+"""The one error that a user's mistake raises, a sentence that states the rule and the value; and the one warning."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 class UsageError(ValueError):
     """A wrong input. Its message is one sentence; the command line prints it and exits with code 2."""
+
+
+class RunWarning(UserWarning):
+    """Something of a run's directory was not as it should be, and the run goes on without it."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

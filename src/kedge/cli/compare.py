@@ -16,8 +16,8 @@ from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.errors import UsageError, unknown
 from kedge.report.comparison import Record, Summary, default_target, summarise, write_csv
 from kedge.runs.config import Config, check, partition_name, problem_of, resolved, run_config
-from kedge.runs.directory import RunDirectory
-from kedge.runs.simulate import DivergedError, Row
+from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.simulate import DivergedError
 
 DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
 
@@ -142,7 +142,7 @@ def _run_all(chosen: dict[str, Config], seeds: int, path: Path) -> tuple[list[Re
                     directory = RunDirectory(path / "runs" / f"{name}-{seed}", resolved(config))
                     diverged = None
                     try:
-                        run_config(config, problem, directory, watch)
+                        run_config(_unsaved(config), problem, directory, watch)
                     except DivergedError as error:
                         diverged = error.result.simulation.round
                         bar.advance(task, config.run.rounds - diverged)
@@ -156,6 +156,13 @@ def _run_all(chosen: dict[str, Config], seeds: int, path: Path) -> tuple[list[Re
 
 def _seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+
+
+def _unsaved(config: Config) -> Config:
+    """Return the configuration without checkpoints, unless they are asked for: a comparison is not resumed."""
+    if config.run.checkpoint_every is not None:
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"checkpoint_every": "never"})})
 
 
 def _line(record: Record) -> str:

@@ -1,16 +1,20 @@
 """`kedge`: the commands, and how they end.
 
-Exit 0 on success; 2 with one sentence on a wrong input; 1 when a run diverged; 130 on Ctrl-C.
+Exit 0 on success; 2 with one sentence on a wrong input; 1 when a run diverged or a file could not be written; 130 on
+Ctrl-C and 143 on SIGTERM.
 """
 
 import sys
+import warnings
 from typing import Any
 
 import typer
 
-from kedge.cli import algorithms, compare, partition, run
+from kedge.cli import algorithms, compare, partition, resume, run
 from kedge.cli.console import errors
-from kedge.errors import UsageError
+from kedge.cli.signals import StoppedError
+from kedge.errors import RunWarning, UsageError
+from kedge.files import WriteError
 from kedge.runs.simulate import DivergedError
 
 app = typer.Typer(
@@ -21,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("resume")(resume.resume)
 app.command("compare")(compare.compare)
 app.command("algorithms")(algorithms.algorithms)
 app.command("partition")(partition.partition)
@@ -39,24 +44,42 @@ def main() -> None:
 
 def execute(arguments: list[str] | None = None) -> int:
     """Run the command line with these arguments, or the process's own; return the exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RunWarning)
+        warnings.showwarning = _show_warning
+        return _execute(arguments)
+
+
+def _say(message: object) -> None:
+    errors.print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    _say(message if category is RunWarning else f"{category.__name__}: {message}")
+
+
+def _execute(arguments: list[str] | None) -> int:
     try:
         outcome = app(arguments, standalone_mode=False)
-    except (UsageError, DivergedError) as error:
-        errors.print(f"kedge: {error}", markup=False, highlight=False, soft_wrap=True)
+    except (UsageError, DivergedError, WriteError) as error:
+        _say(error)
         return 2 if isinstance(error, UsageError) else 1
+    except StoppedError as stopped:
+        _say(stopped)
+        return stopped.exit_code
     except _ClickException as error:
         message = error.format_message()
         if not message:  # no command at all: the help has been printed
             return 0
-        errors.print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
+        _say(message)
         return 2
     except MemoryError:
-        errors.print("kedge: out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
+        _say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
         return 1
     except (KeyboardInterrupt, typer.Abort):
         outcome = INTERRUPTED
     except typer.Exit as request:
         outcome = request.exit_code
     if outcome == INTERRUPTED:  # some versions of typer turn Ctrl-C into this number themselves
-        errors.print("kedge: interrupted; what was done is kept", highlight=False)
+        _say("interrupted; what was done is kept")
     return outcome if isinstance(outcome, int) else 0

@@ -19,7 +19,7 @@ KEYS = {
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
-    "workers": "run.workers", "state_memory": "run.state_memory",
+    "workers": "run.workers", "state_memory": "run.state_memory", "checkpoint_every": "run.checkpoint_every",
 }  # fmt: skip
 
 
@@ -59,6 +59,9 @@ Workers = Annotated[int | None, _option("workers", RUN, "Clients to run at once;
 StateMemory = Annotated[
     str | None,
     _option("state_memory", RUN, "Client state to keep in memory, as in 500MB; more goes to a file in the directory."),
+]
+CheckpointEvery = Annotated[
+    str | None, _option("checkpoint_every", RUN, "Rounds between checkpoints, '30s' or 'never'.", "2 % of the time")
 ]
 Engine = Annotated[str | None, _option("engine", RUN, f"{', '.join(ENGINES)}.")]
 

@@ -1,10 +1,13 @@
 """`kedge run`: one algorithm, one federation."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from kedge.cli import options
 from kedge.cli.console import figure, output, progress_bar, size
-from kedge.runs.config import problem_of, resolved, run_config
-from kedge.runs.directory import RunDirectory
-from kedge.runs.simulate import Row
+from kedge.cli.signals import StoppedError, stopping
+from kedge.runs.config import Config, problem_of, resolved, run_config
+from kedge.runs.directory import Row, RunDirectory
 
 
 def run(
@@ -30,6 +33,7 @@ def run(
     engine: options.Engine = None,
     workers: options.Workers = None,
     state_memory: options.StateMemory = None,
+    checkpoint_every: options.CheckpointEvery = None,
     set_: options.Set = None,
     out: options.Out = None,
 ) -> None:
@@ -40,9 +44,14 @@ def run(
     settings = options.checked(config, set_, locals())
     name = options.short_name(settings.algorithm.name)
     path = out or options.new_directory(f"{settings.data.dataset}-{name}")
-    directory = RunDirectory(path, resolved(settings))
+    play(settings, RunDirectory(path, resolved(settings)))
+
+
+def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> None:
+    """Run a configuration before the user's eyes."""
     problem = problem_of(settings)
     output.print(f"{problem.federation}", highlight=False)
+    name, path = options.short_name(settings.algorithm.name), directory.path
     last: Row = {}
     with progress_bar() as bar:
         task = bar.add_task(name, total=settings.run.rounds)
@@ -53,13 +62,21 @@ def run(
             accuracy = figure(last.get("test_accuracy"), ".1%")
             bar.update(task, completed=done, description=f"{name}  accuracy {accuracy}")
 
-        result = run_config(settings, problem, directory, watch)
-    row = result.history[-1]
-    output.print(
+        with stopping() as stop:
+            result = run_config(settings, problem, directory, watch, resume=resume, stop=stop)
+    if result.simulation.round < settings.run.rounds and stop.signal is not None:
+        way = f"`kedge resume {path}` goes on"
+        raise StoppedError(f"stopped after round {result.simulation.round}; {way}", stop.signal)
+    line = result_line(name, result.history[-1], result.simulation.description())
+    output.print(line, highlight=False, soft_wrap=True)
+    output.print(f"Written to {path}; `kedge run {path / 'config.toml'}` repeats it.", highlight=False, soft_wrap=True)
+
+
+def result_line(name: str, row: Mapping[str, Any], engine: str) -> str:
+    """Say what a run came to."""
+    return (
         f"{name} after {row['round']} rounds: test loss {figure(row.get('test_loss'))}, "
         f"test accuracy {figure(row.get('test_accuracy'), '.2%')}; "
         f"{size(row['bytes_down'])} down, {size(row['bytes_up'])} up, {row['gradients']:.0f} minibatch gradients, "
-        f"{row['seconds']:.1f} s ({result.simulation.description()})",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    output.print(f"Written to {path}; `kedge run {path / 'config.toml'}` repeats it.", highlight=False, soft_wrap=True)
+        f"{row['seconds']:.1f} s ({engine})"
+    )

@@ -4,7 +4,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
 from kedge.problem.checks import byte_size
+from kedge.runs.schedule import Interval
 from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import Weights, usable_device
@@ -84,6 +85,7 @@ class Run(_Section):
     engine: str = "auto"
     workers: int | None = None  # clients at once; None: one a core
     state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file
+    checkpoint_every: int | str | None = None  # rounds; "30s": seconds; None: a fiftieth of the time
 
 
 class Config(_Section):
@@ -135,6 +137,7 @@ def check(raw: Mapping[str, Any]) -> Config:
     algorithm_of(config)
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
+    Interval.of(config.run.checkpoint_every)
     _check_relevance(config)
     return config
 
@@ -253,7 +256,15 @@ def federation_of(config: Config) -> Federation:
     )  # fmt: skip
 
 
-def run_config(config: Config, problem: Problem | None = None, out: Any = None, watch: Watch | None = None) -> Result:
+def run_config(
+    config: Config,
+    problem: Problem | None = None,
+    out: Any = None,
+    watch: Watch | None = None,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] | None = None,
+) -> Result:
     """Run a configuration."""
     problem = problem or problem_of(config)
     run = config.run
@@ -279,4 +290,7 @@ def run_config(config: Config, problem: Problem | None = None, out: Any = None, 
         workers=run.workers,
         state_memory=run.state_memory,
         watch=watch,
+        checkpoint_every=run.checkpoint_every,
+        resume=resume,
+        stop=stop,
     )

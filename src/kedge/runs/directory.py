@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,22 @@ from safetensors.torch import save
 from torch import Tensor
 
 from kedge.errors import UsageError
+from kedge.files import PART, append, cut, flush, locked, make_directory, remove, write_atomically
+
+Row = dict[str, float]
 
 
 class RunDirectory:
-    """`config.toml`, `metrics.jsonl`, `model.safetensors` and `summary.json` of one run."""
+    """`config.toml`, `metrics.jsonl`, `checkpoint/`, `model.safetensors` and `summary.json` of one run."""
 
-    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Check that the directory can be made; nothing is written before `create`."""
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        resume: bool = False,
+    ) -> None:
+        """Check that the directory can be made or, to resume, holds a run; nothing is written before `opened`."""
         self.path = Path(path)
         self._config = config
         try:
@@ -29,22 +39,74 @@ class RunDirectory:
             raise UsageError(f"out is {self.path}, but {existing} is not a directory")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise UsageError(f"out is {self.path}, but {existing} cannot be written")
-        if existing == self.path and any(self.path.iterdir()):
+        if existing == self.path:
+            self._check_content(resume)
+
+    def _check_content(self, resume: bool) -> None:
+        holds = {p.name for p in self.path.iterdir()} - {self._configuration.name + PART}
+        ours = holds & {self._configuration.name, self._metrics.name, self.checkpoints.name}
+        if not holds or (ours and resume):
+            return
+        if not ours or self.summary() is not None:
             raise UsageError(f"out is {self.path}, but that directory is not empty; nothing was overwritten")
+        way = f"`kedge resume {self.path}`" if self._configuration.name in ours else "simulate(..., resume=True)"
+        raise UsageError(f"out is {self.path}, but that directory holds an unfinished run; {way} goes on with it")
 
-    def create(self) -> None:
-        """Make the directory and write the complete configuration, if there is one."""
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoint"
+
+    @property
+    def _configuration(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def _summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the directory and hold it."""
+        make_directory(self.path)
+        with locked(self.path):
+            yield
+
+    def write_configuration(self) -> None:
+        """Write the complete configuration, if there is one."""
+        if self._config is not None:
+            write_atomically(self._configuration, to_toml(self._config).encode())
+
+    def metrics(self) -> list[Row]:
+        """Return the rows so far. From the first line on that is not whole, as a crash may leave one, all is cut."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if self._config is not None:
-                write_atomically(self.path / "config.toml", to_toml(self._config).encode())
-        except OSError as error:
-            raise UsageError(f"out is {self.path}, but it cannot be written: {error.strerror}") from error
+            content = self._metrics.read_bytes()
+        except FileNotFoundError:
+            return []
+        rows: list[Row] = []
+        size = 0
+        for line in content.splitlines(keepends=True):
+            row = _row(line)
+            if row is None or (rows and row["round"] <= rows[-1]["round"]):
+                break
+            rows.append(row)
+            size += len(line)
+        if size < len(content):
+            cut(self._metrics, size)
+        return rows
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
+    def append_metrics(self, row: Row) -> None:
         """Add a line for an evaluated round."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append(self._metrics, (json.dumps(row) + "\n").encode())
+
+    def flush_metrics(self) -> None:
+        """Wait until the lines are on the disk."""
+        if self._metrics.exists():
+            flush(self._metrics)
 
     def write_model(self, state: Mapping[str, Tensor]) -> None:
         """Write the model's parameters and buffers."""
@@ -52,15 +114,30 @@ class RunDirectory:
         write_atomically(self.path / "model.safetensors", save(tensors))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write what the run came to."""
-        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        """Write what the run came to: from now on it is finished."""
+        write_atomically(self._summary, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return what the run came to; None if it is not finished."""
+        try:
+            content = json.loads(self._summary.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self._summary} cannot be read: {error}") from error
+        return dict(content)
+
+    def reopen(self) -> None:
+        """Take a finished run as unfinished."""
+        remove(self._summary)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside and rename: whoever reads sees the old file or the new one, whole."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(content)
-    beside.replace(path)
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("round"), int) else None
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:

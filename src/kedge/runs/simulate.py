@@ -1,7 +1,6 @@
 """`simulate`: run one algorithm on one federation, evaluate it, and keep what happened."""
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from kedge.algorithm import Algorithm
 from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.problem.checks import byte_size, whole
-from kedge.runs.directory import RunDirectory, environment
+from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.recording import Recording
+from kedge.runs.schedule import Interval
 from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
@@ -24,7 +25,6 @@ from kedge.simulator.simulation import Weights
 STATE_MEMORY = "4GB"
 """The clients' state to keep in memory, unless told otherwise."""
 
-Row = dict[str, float]
 Watch = Callable[[int, Row | None], None]
 """Called after every round with its number and, where it was evaluated, its metrics."""
 
@@ -81,6 +81,9 @@ def simulate(
     workers: int | None = None,
     state_memory: int | str = STATE_MEMORY,
     watch: Watch | None = None,
+    checkpoint_every: int | str | None = None,
+    resume: bool = False,
+    stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
 
@@ -97,7 +100,7 @@ def simulate(
         seed: of cohorts, minibatches, dropout masks and lost replies.
         eval_every: evaluate every so many rounds, and after the last one.
         device: where to compute.
-        out: a new directory for metrics, model and summary.
+        out: a new directory for metrics, checkpoints, model and summary.
         local_epochs: instead of local_steps, passes over the client's own data: K_i then differ.
         weights: of the clients in the objective, "uniform" or by "size" of their data.
         lost_replies: the probability that a sampled client's reply is lost.
@@ -108,6 +111,10 @@ def simulate(
         state_memory: how much of the clients' state to keep in memory, in bytes or as "500MB"; the rest goes to a
             scratch file in ``out``, or without it where temporary files go. The result does not depend on it.
         watch: called after every round.
+        checkpoint_every: rounds between checkpoints in ``out``, or "30s" for seconds; 0 is only at the end or when
+            stopped, "never" not even then. None is as often as takes no more than a fiftieth of the time.
+        resume: go on from the last checkpoint in ``out``, if there is one. The result is that of an uninterrupted run.
+        stop: asked after every round; True leaves a checkpoint and returns the result so far.
     """
     whole("rounds", rounds, 1)
     whole("eval_every", eval_every, 1)
@@ -117,42 +124,43 @@ def simulate(
         cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
         weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
     )  # fmt: skip
-    directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out)
+    interval = Interval.of(checkpoint_every)
+    if resume and out is None:
+        raise UsageError("resume is True, but out names no directory to go on from")
+    directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
     run = Simulation(
         model, federation, algorithm, settings, loss or cross_entropy, device, engine, workers,
         byte_size("state_memory", state_memory), None if directory is None else directory.path,
     )  # fmt: skip
-    if directory is not None:
-        directory.create()
-    summary = {"algorithm": repr(algorithm), "engine": run.description(), "versions": environment()}
-    history: list[Row] = []
-    began = time.perf_counter()
 
     def result() -> Result:
         final = run.flat.exported(run.server.x, run.buffers)
-        return Result(final, history, run.cohorts, dict(run.server._asdict()), run)
+        return Result(final, record.history, run.cohorts, dict(run.server._asdict()), run)
 
     # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
     with torch.random.fork_rng(devices=[], enabled=run.random), closing(run):
-        for done in range(1, rounds + 1):
-            run.advance()
-            row = None
-            if done % eval_every == 0 or done == rounds:
-                row = _measure(run, eval_clients) | {"seconds": time.perf_counter() - began}
-            if not _finite(run, row):
-                if directory is not None:
-                    directory.write_summary({**summary, "diverged_in_round": done})
-                raise DivergedError(_why(run), result())
-            if row is not None:
-                history.append(row)
-                if directory is not None:
-                    directory.append_metrics(row)
-            if watch is not None:
-                watch(done, row)
-    final = result()
-    if directory is not None:
-        directory.write_model(final.model.state_dict())
-        directory.write_summary({**summary, **history[-1]})
+        record = Recording(run, directory, interval)
+        with record.opened(resume, rounds):
+            for done in range(run.round + 1, rounds + 1):
+                run.advance()
+                row = None
+                if done % eval_every == 0 or done == rounds:
+                    row = _measure(run, eval_clients) | {"seconds": record.seconds()}
+                if not _finite(run, row):
+                    record.diverged()
+                    raise DivergedError(_why(run), result())
+                if row is not None:
+                    record.add(row)
+                if watch is not None:
+                    watch(done, row)
+                stopped = stop is not None and done < rounds and stop()
+                record.checkpoint(now=stopped)
+                if stopped:
+                    return result()
+            if not record.history or record.history[-1]["round"] < rounds:  # it was stopped here by other settings
+                record.add(_measure(run, eval_clients) | {"seconds": record.seconds()})
+            final = result()
+            record.finish(final.model)
     return final
 
 

@@ -6,7 +6,7 @@ the order of their numbers: the result depends on who took part and on nothing e
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,10 @@ from kedge.simulator.workers import LARGE, Workers, worker_count
 
 Weights = Literal["uniform", "size"]
 AnyExchange = Exchange[Any, Any, Any, Any]
+Rows = dict[str, Tensor]
+
+PORTION = 1 << 27
+"""Bytes of client state that are copied at a time."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,13 @@ class Simulation:
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a run is at this moment, as named tensors; `restore` goes on from there to the bit."""
+        state = self.server_state()
+        for client, own in self.clients.touched():  # clients may share a vector
+            state |= {f"client.{client}.{name}": vector.clone() for name, vector in own._asdict().items()}
+        return state
+
+    def server_state(self) -> dict[str, Tensor]:
+        """Return all but the clients' own: the server's vectors, the buffers, the round and the counters."""
         counters = {
             "bytes_down": torch.tensor(self.counters.bytes_down),
             "bytes_up": torch.tensor(self.counters.bytes_up),
@@ -129,24 +140,55 @@ class Simulation:
         }
         state = {"round": torch.tensor(self.round), "buffers": self.buffers, **counters}
         state |= {f"server.{name}": vector for name, vector in self.server._asdict().items()}
-        for client, own in self.clients.touched():
-            state |= {f"client.{client}.{name}": vector for name, vector in own._asdict().items()}
-        return {name: value.clone() for name, value in state.items()}  # clients may share a vector
+        return {name: value.clone() for name, value in state.items()}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that a run of the same settings has returned."""
-        self.round, self.buffers = int(state["round"]), state["buffers"]
+    def client_rows(self, *, changed: bool) -> Iterator[Rows]:
+        """Return the clients' own state, or what of it changed since `settle`, in portions of bounded size.
+
+        A portion holds the numbers of its clients as `clients`, and their vectors as rows of `client.<name>`.
+        """
+        initial = self.clients[0]
+        portion = max(1, PORTION // max(1, _nbytes(initial)))
+        clients = self.clients.clients(changed=changed)
+        for some in (clients[at : at + portion] for at in range(0, len(clients), portion)):
+            fields = zip(initial._fields, zip(*(self.clients[client] for client in some), strict=True), strict=True)
+            yield {"clients": torch.tensor(some)} | {f"client.{name}": torch.stack(rows) for name, rows in fields}
+
+    def unsaved_bytes(self) -> int:
+        """Return how much `server_state` and the changed `client_rows` would hold."""
+        return _nbytes([*self.server, self.buffers]) + self.clients.count_changed() * _nbytes(self.clients[0])
+
+    def settle(self) -> None:
+        """Take the present state as saved: from now on rows count as changed anew."""
+        self.clients.settle()
+
+    def restore(self, state: Mapping[str, Tensor], rows: Iterable[Rows] = ()) -> None:
+        """Go on from a state that a run of the same settings has returned: `state`, or `server_state` and rows.
+
+        Of a client that several portions hold the last one counts.
+        """
+        device = self.server.x.device
+        self.round, self.buffers = int(state["round"]), state["buffers"].to(device)
         self.counters = Counters(int(state["bytes_down"]), int(state["bytes_up"]), float(state["gradients"]))
-        self.server = type(self.server)(*(state[f"server.{name}"] for name in self.server._fields))
+        self.server = type(self.server)(*(state[f"server.{name}"].to(device) for name in self.server._fields))
         own = type(self.clients[0])
         for client in {int(name.split(".")[1]) for name in state if name.startswith("client.")}:
-            self.clients[client] = own(*(state[f"client.{client}.{name}"] for name in own._fields))
+            self.clients[client] = own(*(state[f"client.{client}.{name}"].to(device) for name in own._fields))
+        for some in rows:
+            for at, client in enumerate(some["clients"].tolist()):
+                # Copied, lest one row keep its whole portion in memory.
+                self.clients[client] = own(*(some[f"client.{name}"][at].to(device, copy=True) for name in own._fields))
+        self.settle()
         self.cohorts = [self._sampled(round) for round in range(self.round)]
 
     def description(self) -> str:
         """Say how the clients are run."""
         engines = self._workers.engines
         return f"engine: {engines[0].name}, {len(engines)} client{'s' if len(engines) > 1 else ''} at a time"
+
+    def computes_with(self) -> dict[str, str]:
+        """Return what changes no more than the last bits of the result."""
+        return {"device": self.device, "engine": self._workers.engines[0].name}
 
     def close(self) -> None:
         """End the worker threads."""

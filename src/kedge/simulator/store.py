@@ -31,6 +31,7 @@ class ClientStore:
         self._rows: dict[int, Any] = {}
         self._room = limit
         self._scratch = Scratch(directory)
+        self._changed: set[int] = set()
 
     def __getitem__(self, client: int) -> Any:
         if client in self._rows:
@@ -38,11 +39,14 @@ class ClientStore:
         return self._scratch[client] if client in self._scratch else self._initial()
 
     def __setitem__(self, client: int, state: Any) -> None:
+        if not len(state):
+            return
+        self._changed.add(client)
         if client in self._scratch:
             self._scratch[client] = state
         elif client in self._rows:
             self._rows[client] = state
-        elif len(state):
+        else:
             size = sum(vector.nbytes for vector in state)
             if size <= self._room:
                 self._room -= size
@@ -52,7 +56,19 @@ class ClientStore:
 
     def touched(self) -> Iterator[tuple[int, Any]]:
         """Return the clients that have a state of their own, and it."""
-        return ((client, self[client]) for client in sorted([*self._rows, *self._scratch]))
+        return ((client, self[client]) for client in self.clients(changed=False))
+
+    def clients(self, *, changed: bool) -> list[int]:
+        """Return the clients that have a state of their own, or only those whose state is not settled."""
+        return sorted(self._changed if changed else [*self._rows, *self._scratch])
+
+    def count_changed(self) -> int:
+        """Count the clients whose state changed since it was last settled."""
+        return len(self._changed)
+
+    def settle(self) -> None:
+        """Take the present state as saved."""
+        self._changed.clear()
 
 
 class Scratch:

@@ -1,0 +1,45 @@
+"""`kedge resume`: go on with a run that was interrupted."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kedge.cli import options
+from kedge.cli.console import errors, output
+from kedge.cli.run import play, result_line
+from kedge.errors import UsageError
+from kedge.runs.config import check, load_toml, merged, resolved
+from kedge.runs.directory import RunDirectory
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
+    rounds: Annotated[int | None, typer.Option(help="Play so many rounds in all.", show_default=False)] = None,
+    device: options.Device = None,
+    workers: options.Workers = None,
+) -> None:
+    """Go on with a run that was interrupted: the result is that of an uninterrupted one, to the bit.
+
+    Of a run that is finished, print the result; --rounds goes on with it.
+    """
+    file = directory / "config.toml"
+    if not file.is_file():
+        raise UsageError(f"{directory} has no config.toml, so it is not the directory of a `kedge run`")
+    raw = merged(load_toml(file), [("run.rounds", rounds)] if rounds is not None else [])
+    here = {"run.device": device, "run.workers": workers}
+    there, settings = check(raw), check(merged(raw, [(key, value) for key, value in here.items() if value is not None]))
+    run_directory = RunDirectory(directory, resolved(there), resume=True)
+    name = options.short_name(there.algorithm.name)
+    summary = run_directory.summary()
+    if summary is not None and "diverged_in_round" in summary:
+        errors.print(f"kedge: {name} in {directory} diverged in round {summary['diverged_in_round']}", soft_wrap=True)
+        raise typer.Exit(1)
+    if summary is not None and summary["round"] >= there.run.rounds:
+        output.print(result_line(name, summary, summary["engine"]), highlight=False, soft_wrap=True)
+        output.print(
+            f"The run in {directory} is finished; `kedge resume {directory} --rounds N` goes on with it.",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        return
+    play(settings, run_directory, resume=True)

@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM: the first asks the run to stop after its round, the second stops it at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+
+class StoppedError(Exception):
+    """A run that a signal stopped, with a checkpoint; the process exits with 128 and the signal's number."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
+class Stop:
+    """Whether a signal asks the run to stop, and which."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        """Answer the run."""
+        return self.signal is not None
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """Note the first signal; a second one interrupts."""
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        with suppress(OSError):  # past Python's streams: the signal may have come while one of them was writing
+            os.write(2, b"kedge: stopping after this round; once more to stop at once\n")
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """Yield what the run asks after every round; only the main thread hears signals."""
+    stop = Stop()
+    heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop.ask) for number in heard}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

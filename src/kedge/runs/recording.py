@@ -1,0 +1,137 @@
+"""A run's record while it goes: its history and, in a directory, metrics, checkpoints and the end.
+
+The order of the writes is what makes a resumed run lose no round: a row of metrics is flushed to the disk before the
+checkpoint that counts it, and `summary.json`, written last, says that the run is finished.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from kedge.errors import RunWarning, UsageError
+from kedge.runs.directory import Row, RunDirectory, environment
+from kedge.runs.schedule import Interval, Schedule
+from kedge.simulator import Simulation
+from kedge.simulator.checkpoint import Checkpoints
+from kedge.simulator.fingerprint import fingerprint
+
+
+class Recording:
+    """Keeps what happens; without a directory, in memory only."""
+
+    def __init__(self, run: Simulation, directory: RunDirectory | None, interval: Interval) -> None:
+        self.history: list[Row] = []
+        self._run = run
+        self._directory = directory
+        self._schedule = Schedule(interval)
+        self._checkpoints = None if directory is None else Checkpoints(directory.checkpoints)
+        self._fingerprint = {} if directory is None else fingerprint(run)
+        self._written_with = environment() | run.computes_with()
+        self._recorded: dict[int, Row] = {}  # rows of rounds that are played again
+        self._before = 0.0  # seconds, of earlier processes
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def opened(self, resume: bool, rounds: int) -> Iterator[None]:
+        """Hold the directory and, to resume, go to the last checkpoint."""
+        if self._directory is None:
+            yield
+            return
+        with self._directory.opened():
+            if resume:
+                self._resume(self._directory, rounds)
+            self._directory.write_configuration()  # after the summary is gone: a run that is to go on is not finished
+            self._began = time.perf_counter()
+            yield
+
+    def _resume(self, directory: RunDirectory, rounds: int) -> None:
+        assert self._checkpoints is not None
+        rows = directory.metrics()
+        loaded = self._checkpoints.load(self._fingerprint, len(rows))
+        reached = max([loaded.manifest.round if loaded else 0, *(int(row["round"]) for row in rows)])
+        if reached > rounds:
+            raise UsageError(f"rounds is {rounds}, but the run in {directory.path} has already played {reached}")
+        if loaded is not None:
+            self._run.restore(loaded.state, loaded.rows)
+            self._before = loaded.manifest.seconds
+            self._compare(loaded.manifest.written_with, loaded.manifest.round)
+        self._recorded = {int(row["round"]): row for row in rows if row["round"] > self._run.round}
+        self.history = [row for row in rows if row["round"] <= self._run.round]
+        self._before = max([self._before, *(row.get("seconds", 0.0) for row in rows)])
+        if self._run.round < rounds:
+            directory.reopen()
+
+    def _compare(self, written_with: Mapping[str, Any], round: int) -> None:
+        for key, here in self._written_with.items():
+            if (there := written_with.get(key)) != here:
+                text = f"the checkpoint of round {round} was computed with {key} {there}, but this is {key} {here}"
+                warnings.warn(f"{text}: the last bits may differ", RunWarning, stacklevel=2)
+
+    def seconds(self) -> float:
+        """Return the seconds computed so far, those of earlier processes included."""
+        return self._before + self._elapsed()
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._began
+
+    def add(self, row: Row) -> None:
+        """Keep a row of metrics; what an earlier process has written stays as it is."""
+        round = int(row["round"])
+        self.history += [self._recorded.pop(earlier) for earlier in sorted(self._recorded) if earlier < round]
+        recorded = self._recorded.pop(round, None)
+        if recorded is not None:
+            self.history.append(recorded)
+            if _timeless(recorded) != _timeless(row):
+                text = f"round {round} was played again and differs from its row in metrics.jsonl"
+                warnings.warn(f"{text}, which was kept", RunWarning, stacklevel=2)
+        elif not self._recorded:  # else it was not evaluated when it was first played, and rows stay in order
+            self.history.append(row)
+            if self._directory is not None:
+                self._directory.append_metrics(row)
+
+    def checkpoint(self, *, now: bool = False) -> None:
+        """Save a checkpoint if it is due, or ``now`` unless there are to be none."""
+        run, schedule = self._run, self._schedule
+        if self._directory is None or self._checkpoints is None or schedule.interval.never:
+            return
+        size = run.unsaved_bytes()
+        if not (now or schedule.is_due(run.round, self._elapsed(), size)):
+            return
+        if self._checkpoints.last is not None and self._checkpoints.last.round == run.round:
+            return
+        began = self._elapsed()
+        self._directory.flush_metrics()
+        self._checkpoints.save(
+            run.server_state(),
+            lambda changed: run.client_rows(changed=changed),
+            seconds=self.seconds(),
+            records=len(self.history),
+            fingerprint=self._fingerprint,
+            written_with=self._written_with,
+        )
+        run.settle()
+        schedule.took(self._elapsed() - began, self._elapsed(), size)
+
+    def diverged(self) -> None:
+        """Write that the run came to nothing."""
+        if self._directory is not None:
+            self._directory.write_summary(self._summary() | {"diverged_in_round": self._run.round})
+
+    def finish(self, model: nn.Module) -> None:
+        """Write the model, a last checkpoint and the summary."""
+        if self._directory is not None:
+            self._directory.write_model(model.state_dict())
+            self.checkpoint(now=True)
+            self._directory.write_summary(self._summary() | self.history[-1])
+
+    def _summary(self) -> dict[str, Any]:
+        run = self._run
+        return {"algorithm": repr(run.algorithm), "engine": run.description(), "versions": environment()}
+
+
+def _timeless(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key != "seconds"}

@@ -1,0 +1,77 @@
+"""When to checkpoint: every so many rounds or seconds, or so that it takes at most a fiftieth of the time."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from kedge.errors import UsageError
+from kedge.problem.checks import whole
+
+SHARE = 0.02
+"""Of the time, what checkpoints may take by default."""
+
+PAUSE = 5.0
+"""Seconds that nobody minds to lose: by default, checkpoints are at least so far apart."""
+
+# A guess of what a checkpoint takes, until one was measured.
+SECONDS = 0.02
+BYTES_PER_SECOND = 200e6
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often to checkpoint; with neither rounds nor seconds, as often as `SHARE` allows."""
+
+    rounds: int | None = None  # 0: only at the end, or when the run is stopped
+    seconds: float | None = None
+    never: bool = False
+
+    @classmethod
+    def of(cls, value: Any) -> "Interval":
+        """Read None or "auto", a number of rounds, "30s" for seconds, or "never"."""
+        if value is None or value == "auto":
+            return cls()
+        if value == "never":
+            return cls(never=True)
+        if isinstance(value, str):
+            if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*s", value):
+                return cls(seconds=float(found[1]))
+            if not value.isdecimal():
+                raise UsageError(
+                    f"checkpoint_every is {value!r}, but must be a number of rounds, seconds as in '30s', auto or never"
+                )
+            value = int(value)
+        return cls(rounds=whole("checkpoint_every", value, 0))
+
+
+class Schedule:
+    """Decides after every round, from the time that has passed and what checkpoints took so far."""
+
+    def __init__(self, interval: Interval) -> None:
+        self.interval = interval
+        self.spent = 0.0  # seconds, in checkpoints
+        self._last = 0.0  # when the last one was over
+        self._slower = 1.0  # than guessed, the last one was
+
+    def is_due(self, round: int, elapsed: float, size: int) -> bool:
+        """Say whether to checkpoint after this round; one would write ``size`` bytes."""
+        interval = self.interval
+        if interval.never:
+            return False
+        if interval.rounds is not None:
+            return interval.rounds > 0 and round % interval.rounds == 0
+        if interval.seconds is not None:
+            return elapsed - self._last >= interval.seconds
+        # Another one like this follows at the end of the run.
+        takes = 2 * self._slower * _guess(size)
+        return elapsed - self._last >= PAUSE and self.spent + takes <= SHARE * elapsed
+
+    def took(self, seconds: float, elapsed: float, size: int) -> None:
+        """Note what a checkpoint took."""
+        self.spent += seconds
+        self._last = elapsed
+        self._slower = seconds / _guess(size)
+
+
+def _guess(size: int) -> float:
+    return SECONDS + size / BYTES_PER_SECOND
