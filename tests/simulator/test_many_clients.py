@@ -36,7 +36,7 @@ def test_no_round_makes_a_list_of_all_clients(method, settings):
     """An array of a byte per client would take a megabyte; numpy's and Python's own memory is what is traced."""
     settings = Settings(**{"cohort": 8, "local_steps": 2, "batch_size": 4} | settings)
     model = kedge.build_model("logistic", (4,), 3)
-    run = Simulation(model, federation(MANY), method, settings, workers=1)
+    run = Simulation(model, federation(MANY), method, settings, threads=1)
     run.advance()
     tracemalloc.start()
     try:
@@ -52,7 +52,7 @@ def test_no_round_makes_a_list_of_all_clients(method, settings):
 def test_the_first_round_without_an_opening_makes_no_list_of_them_either():
     settings = Settings(cohort=8, local_steps=2, batch_size=4)
     run = Simulation(
-        kedge.build_model("logistic", (4,), 3), federation(MANY), kedge.FedAvg(eta=0.1), settings, workers=1
+        kedge.build_model("logistic", (4,), 3), federation(MANY), kedge.FedAvg(eta=0.1), settings, threads=1
     )
     tracemalloc.start()
     try:

@@ -83,7 +83,9 @@ class Run(_Section):
     eval_clients: bool = False
     device: str = "cpu"
     engine: str = "auto"
-    workers: int | None = None  # clients at once; None: one a core
+    workers: int = 1  # processes
+    threads: int | None = None  # clients at once in each process; None: one a core
+    shards: int = 16
     state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file
     checkpoint_every: int | str | None = None  # rounds; "30s": seconds; None: a fiftieth of the time
 
@@ -287,7 +289,8 @@ def run_config(
         lost_replies=run.lost_replies,
         eval_clients=run.eval_clients,
         engine=run.engine,
-        workers=run.workers,
+        threads=run.threads,
+        shards=run.shards,
         state_memory=run.state_memory,
         watch=watch,
         checkpoint_every=run.checkpoint_every,

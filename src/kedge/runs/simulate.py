@@ -78,7 +78,8 @@ def simulate(
     lost_replies: float = 0.0,
     eval_clients: bool = False,
     engine: str = "auto",
-    workers: int | None = None,
+    threads: int | None = None,
+    shards: int = 16,
     state_memory: int | str = STATE_MEMORY,
     watch: Watch | None = None,
     checkpoint_every: int | str | None = None,
@@ -106,8 +107,10 @@ def simulate(
         lost_replies: the probability that a sampled client's reply is lost.
         eval_clients: evaluate on every client's own data too (mean and worst decile).
         engine: "auto", "module" (any model, by autograd) or "fused-mlp" (stacks of linear layers).
-        workers: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
+        threads: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
             A model of more than 4 million parameters runs one client at a time on all of torch's threads instead.
+        shards: the clients are divided into so many; replies are summed within each, then over them. The most processes
+            that a run can have; it changes the last bits of the result.
         state_memory: how much of the clients' state to keep in memory, in bytes or as "500MB"; the rest goes to a
             scratch file in ``out``, or without it where temporary files go. The result does not depend on it.
         watch: called after every round.
@@ -118,18 +121,18 @@ def simulate(
     """
     whole("rounds", rounds, 1)
     whole("eval_every", eval_every, 1)
-    if workers is not None:
-        whole("workers", workers, 1)
+    if threads is not None:
+        whole("threads", threads, 1)
     settings = Settings(
         cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
-        weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
+        weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed, shards=shards,
     )  # fmt: skip
     interval = Interval.of(checkpoint_every)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to go on from")
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
     run = Simulation(
-        model, federation, algorithm, settings, loss or cross_entropy, device, engine, workers,
+        model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads,
         byte_size("state_memory", state_memory), None if directory is None else directory.path,
     )  # fmt: skip
 

@@ -1,0 +1,142 @@
+"""Many processes, on one machine or many: the ranks of torch.distributed, each with the clients of whole shards.
+
+The server's state is on every rank; a client's own is on the rank that has its shard. Only rank 0 reads and writes
+files.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Rows = dict[str, Tensor]
+"""Rows of client state: the numbers of the `clients`, and a row of every field for each."""
+
+ALIGNMENT = 16
+"""Bytes: where a tensor begins in a message."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of a run; alone, unless torch.distributed was initialised."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def current(cls) -> "Ranks":
+        """Return what torch.distributed says."""
+        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else cls()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def owner(self, shard: int, shards: int) -> int:
+        """Return the rank that has a shard: each has a run of neighbours, of equal length but for one."""
+        return shard * self.count // shards
+
+    def agree(self, *flags: bool) -> list[bool]:
+        """Return, for each flag, whether any rank has set it."""
+        if self.count == 1:
+            return list(flags)
+        common = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(common, dist.ReduceOp.MAX)
+        return [bool(flag) for flag in common]
+
+    def gather(
+        self, own: Mapping[int, Sequence[Tensor]], active: Sequence[int], shards: int, layout: Sequence[Tensor]
+    ) -> Iterator[Sequence[Tensor]]:
+        """Return what each of the active shards sums up to, in their order; every rank gives those that are its own.
+
+        ``layout``: tensors of the shapes, dtypes and device of what belongs to a shard.
+        """
+        places, width = _places(layout)
+        turns = [[shard for shard in active if self.owner(shard, shards) == rank] for rank in range(self.count)]
+        message = layout[0].new_zeros(max(len(turn) for turn in turns), width, dtype=torch.uint8)
+        for row, shard in zip(message, turns[self.rank], strict=False):
+            for (begin, end), tensor in zip(places, own[shard], strict=True):
+                row[begin:end] = tensor.reshape(-1).contiguous().view(torch.uint8)
+        messages = [torch.empty_like(message) for _ in turns]
+        dist.all_gather(messages, message)
+        rows = {
+            shard: row for turn, got in zip(turns, messages, strict=True) for shard, row in zip(turn, got, strict=False)
+        }
+        return (
+            [
+                rows[shard][begin:end].view(like.dtype).view(like.shape)
+                for (begin, end), like in zip(places, layout, strict=True)
+            ]
+            for shard in active
+        )
+
+    def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return rank 0's tensors; the others give some of the same shapes and dtypes."""
+        if self.count == 1:
+            return tensors
+        shared = {name: tensor.clone() for name, tensor in tensors.items()}
+        for name in sorted(shared):
+            dist.broadcast(shared[name], 0)
+        return shared
+
+    def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """Return rank 0's portions of client rows; ``like`` has one row."""
+        if self.count == 1:
+            yield from portions
+            return
+        if self.leads:
+            for portion in portions:
+                dist.broadcast(torch.tensor(len(portion["clients"])), 0)
+                yield self.share(portion)
+            dist.broadcast(torch.tensor(0), 0)
+            return
+        while rows := self._told():
+            yield self.share(_rows_like(like, rows))
+
+    @staticmethod
+    def _told() -> int:
+        number = torch.tensor(0)
+        dist.broadcast(number, 0)
+        return int(number)
+
+    def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """Return, on rank 0, the portions of client rows of all ranks; ``like`` has one row."""
+        if self.leads:
+            yield from portions
+            for rank in range(1, self.count):
+                yield from self._received(rank, like)
+            return
+        for portion in portions:
+            dist.send(torch.tensor(len(portion["clients"])), 0)
+            for name in sorted(portion):
+                dist.send(portion[name].contiguous(), 0)
+        dist.send(torch.tensor(0), 0)
+
+    @staticmethod
+    def _received(rank: int, like: Rows) -> Iterator[Rows]:
+        number = torch.tensor(0)
+        while True:
+            dist.recv(number, rank)
+            if not int(number):
+                return
+            portion = _rows_like(like, int(number))
+            for name in sorted(portion):
+                dist.recv(portion[name], rank)
+            yield portion
+
+
+def _rows_like(like: Rows, rows: int) -> Rows:
+    return {name: tensor.new_empty(rows, *tensor.shape[1:]) for name, tensor in like.items()}
+
+
+def _places(layout: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
+    """Return where each tensor's bytes lie in a message, and the message's length."""
+    places, end = [], 0
+    for tensor in layout:
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+        end = begin + tensor.numel() * tensor.element_size()
+        places.append((begin, end))
+    return places, -(-end // ALIGNMENT) * ALIGNMENT
