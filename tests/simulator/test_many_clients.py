@@ -8,6 +8,7 @@ import torch
 
 import kedge
 from kedge.simulator import Settings, Simulation
+from kedge.simulator.workers import AHEAD, Workers
 
 MANY = 1_000_000
 
@@ -71,3 +72,27 @@ def test_a_window_is_as_good_as_a_list_of_its_indices():
     model, method = kedge.build_model("mlp", (4,), 3, widths=(5,)), kedge.ScaffoldM(eta=0.1)
     one, other = (kedge.simulate(model, made, method, **run) for made in (windows, lists))
     assert torch.equal(one.server["x"], other.server["x"])
+
+
+class Idle:
+    name = "idle"
+
+    def run(self, job):
+        raise NotImplementedError
+
+
+def test_workers_compute_a_bounded_number_of_clients_ahead():
+    workers, started = Workers([Idle(), Idle()]), []
+
+    def note(engine, item):
+        started.append(item)
+        return item
+
+    results = workers.map(note, range(10_000))
+    assert next(results) == 0
+    results.close()
+    workers.close()
+    assert len(started) <= 2 * AHEAD + 1
+    workers = Workers([Idle(), Idle()])
+    assert list(workers.map(note, range(100))) == list(range(100))
+    workers.close()
