@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from kedge.cli import algorithms, compare, partition, resume, run
-from kedge.cli.console import errors
+from kedge.cli.console import say
 from kedge.cli.signals import StoppedError
 from kedge.errors import RunWarning, UsageError
 from kedge.files import WriteError
@@ -50,36 +50,32 @@ def execute(arguments: list[str] | None = None) -> int:
         return _execute(arguments)
 
 
-def _say(message: object) -> None:
-    errors.print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
-
-
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    _say(message if category is RunWarning else f"{category.__name__}: {message}")
+    say(message if category is RunWarning else f"{category.__name__}: {message}")
 
 
 def _execute(arguments: list[str] | None) -> int:
     try:
         outcome = app(arguments, standalone_mode=False)
     except (UsageError, DivergedError, WriteError) as error:
-        _say(error)
+        say(error)
         return 2 if isinstance(error, UsageError) else 1
     except StoppedError as stopped:
-        _say(stopped)
+        say(stopped)
         return stopped.exit_code
     except _ClickException as error:
         message = error.format_message()
         if not message:  # no command at all: the help has been printed
             return 0
-        _say(message)
+        say(message)
         return 2
     except MemoryError:
-        _say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
+        say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
         return 1
     except (KeyboardInterrupt, typer.Abort):
         outcome = INTERRUPTED
     except typer.Exit as request:
         outcome = request.exit_code
     if outcome == INTERRUPTED:  # some versions of typer turn Ctrl-C into this number themselves
-        _say("interrupted; what was done is kept")
+        say("interrupted; what was done is kept")
     return outcome if isinstance(outcome, int) else 0

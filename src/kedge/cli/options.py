@@ -55,7 +55,7 @@ WeightDecay = Annotated[float | None, _option("weight_decay", RUN, "λ; λx is p
 Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and minibatches.")]
 EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
-Workers = Annotated[int | None, _option("workers", RUN, "Clients to run at once; changes no result.", "one a core")]
+Workers = Annotated[int | None, _option("workers", RUN, "Processes, of which each has its share of the clients.")]
 StateMemory = Annotated[
     str | None,
     _option("state_memory", RUN, "Client state to keep in memory, as in 500MB; more goes to a file in the directory."),

@@ -17,7 +17,8 @@ from kedge.algorithm import Algorithm
 from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
-from kedge.problem.checks import byte_size
+from kedge.problem.checks import byte_size, whole
+from kedge.runs.launch import own_device
 from kedge.runs.schedule import Interval
 from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
 from kedge.simulator.engines import Loss
@@ -140,6 +141,7 @@ def check(raw: Mapping[str, Any]) -> Config:
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
     Interval.of(config.run.checkpoint_every)
+    whole("workers", config.run.workers, 1)
     _check_relevance(config)
     return config
 
@@ -282,7 +284,7 @@ def run_config(
         weight_decay=run.weight_decay,
         seed=run.seed,
         eval_every=eval_every(config),
-        device=run.device,
+        device=own_device(run.device),
         out=out,
         local_epochs=run.local_epochs,
         weights=run.weights,

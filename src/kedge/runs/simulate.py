@@ -47,6 +47,8 @@ class Result:
         """Return a client's own vectors by name."""
         if not 0 <= number < len(self.simulation.federation):
             raise UsageError(f"client {number} does not exist; there are {len(self.simulation.federation)}")
+        if not self.simulation.owns(number):
+            raise UsageError(f"client {number} is not in this process: each has the clients of its own shards")
         return dict(self.simulation.clients[number]._asdict())
 
 
@@ -136,34 +138,40 @@ def simulate(
         byte_size("state_memory", state_memory), None if directory is None else directory.path,
     )  # fmt: skip
 
+    record = Recording(run, directory if run.ranks.leads else None, interval)
+
     def result() -> Result:
         final = run.flat.exported(run.server.x, run.buffers)
         return Result(final, record.history, run.cohorts, dict(run.server._asdict()), run)
 
+    def measured() -> Row | None:
+        return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.ranks.leads else None
+
     # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
-    with torch.random.fork_rng(devices=[], enabled=run.random), closing(run):
-        record = Recording(run, directory, interval)
-        with record.opened(resume, rounds):
-            for done in range(run.round + 1, rounds + 1):
-                run.advance()
-                row = None
-                if done % eval_every == 0 or done == rounds:
-                    row = _measure(run, eval_clients) | {"seconds": record.seconds()}
-                if not _finite(run, row):
-                    record.diverged()
-                    raise DivergedError(_why(run), result())
-                if row is not None:
-                    record.add(row)
-                if watch is not None:
-                    watch(done, row)
-                stopped = stop is not None and done < rounds and stop()
-                record.checkpoint(now=stopped)
-                if stopped:
-                    return result()
-            if not record.history or record.history[-1]["round"] < rounds:  # it was stopped here by other settings
-                record.add(_measure(run, eval_clients) | {"seconds": record.seconds()})
-            final = result()
-            record.finish(final.model)
+    with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
+        for done in range(run.round + 1, rounds + 1):
+            run.advance()
+            row = measured() if done % eval_every == 0 or done == rounds else None
+            finite = _finite(run, row)
+            if row is not None and finite:
+                record.add(row)
+            if watch is not None and finite:
+                watch(done, row)
+            asked = stop is not None and done < rounds and stop()
+            diverged, stopped, due, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
+            if diverged:
+                record.diverged()
+                raise DivergedError(_why(run), result())
+            if due:
+                record.checkpoint(every=every)
+            if stopped:
+                record.checkpoint_now()
+                return result()
+        last = record.history[-1]["round"] if record.history else 0
+        if last < rounds and (row := measured()) is not None:  # it was stopped here by other settings
+            record.add(row)
+        final = result()
+        record.finish(final.model)
     return final
 
 

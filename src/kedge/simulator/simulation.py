@@ -157,6 +157,15 @@ class Simulation:
             fields = zip(initial._fields, zip(*(self.clients[client] for client in some), strict=True), strict=True)
             yield {"clients": torch.tensor(some)} | {f"client.{name}": torch.stack(rows) for name, rows in fields}
 
+    def all_client_rows(self, *, changed: bool) -> Iterator[Rows]:
+        """Return, on rank 0, `client_rows` of all ranks; all of them must call it, and iterate."""
+        return self.ranks.collect(self.client_rows(changed=changed), self.row_template())
+
+    def row_template(self) -> Rows:
+        """Return one row of `client_rows`, for its shapes."""
+        initial = self.clients[0]._asdict()
+        return {"clients": torch.zeros(1, dtype=torch.int64)} | {f"client.{k}": v[None] for k, v in initial.items()}
+
     def unsaved_bytes(self) -> int:
         """Return how much `server_state` and the changed `client_rows` would hold."""
         return _nbytes([*self.server, self.buffers]) + self.clients.count_changed() * _nbytes(self.clients[0])
