@@ -13,8 +13,9 @@ import typer
 from kedge.cli import algorithms, compare, partition, resume, run
 from kedge.cli.console import say
 from kedge.cli.signals import StoppedError
-from kedge.errors import RunWarning, UsageError
+from kedge.errors import LostProcessError, RunWarning, UsageError
 from kedge.files import WriteError
+from kedge.runs.launch import LOST
 from kedge.runs.simulate import DivergedError
 
 app = typer.Typer(
@@ -69,6 +70,8 @@ def _execute(arguments: list[str] | None) -> int:
             return 0
         say(message)
         return 2
+    except LostProcessError:  # the launcher says which, and starts all of them again
+        return LOST
     except MemoryError:
         say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
         return 1

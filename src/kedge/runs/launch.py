@@ -22,6 +22,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from kedge.errors import UsageError
 from kedge.simulator.checkpoint import Checkpoints
 
+LOST = 75
+"""The exit code of a process that has lost another one; so says sysexits.h of what may go better the next time."""
+
 TRIES = 2
 """How often in a row the processes may die before the run has got further."""
 
@@ -57,7 +60,7 @@ def own_device(device: str) -> str:
 
 def launch(directory: Path, checkpoints: Path, workers: int, say: Callable[[str], None]) -> int:
     """Run the run in ``directory`` in so many processes until it is over; return the exit code."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the failure is said below, once
+    logging.disable(logging.ERROR)  # the failure is said below, once
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // workers)))
     reached, idle = -1, 0
     while True:
@@ -67,8 +70,10 @@ def launch(directory: Path, checkpoints: Path, workers: int, say: Callable[[str]
         except SignalException as stopped:
             return 128 + stopped.sigval
         except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-        if failure.exitcode > 0:  # it has said itself why it ended
+            # Those that lost it, or that the launcher then told to end, are not the cause.
+            codes = (LOST, -signal.SIGTERM)
+            rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode in codes)
+        if failure.exitcode > 0 and failure.exitcode != LOST:  # it has said itself why it ended
             return failure.exitcode
         before, reached = reached, Checkpoints(checkpoints).newest()
         idle = 0 if reached > before else idle + 1
@@ -94,6 +99,8 @@ def _start(directory: Path, workers: int) -> None:
 
 
 def _why(failure: ProcessFailure) -> str:
+    if failure.exitcode == LOST:
+        return "lost another one"
     return f"was ended by {signal.Signals(-failure.exitcode).name}"
 
 

@@ -5,11 +5,14 @@ files.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from kedge.errors import LostProcessError
 
 Rows = dict[str, Tensor]
 """Rows of client state: the numbers of the `clients`, and a row of every field for each."""
@@ -44,7 +47,8 @@ class Ranks:
         if self.count == 1:
             return list(flags)
         common = torch.tensor(flags, dtype=torch.int32)
-        dist.all_reduce(common, dist.ReduceOp.MAX)
+        with _together():
+            dist.all_reduce(common, dist.ReduceOp.MAX)
         return [bool(flag) for flag in common]
 
     def gather(
@@ -61,7 +65,8 @@ class Ranks:
             for (begin, end), tensor in zip(places, own[shard], strict=True):
                 row[begin:end] = tensor.reshape(-1).contiguous().view(torch.uint8)
         messages = [torch.empty_like(message) for _ in turns]
-        dist.all_gather(messages, message)
+        with _together():
+            dist.all_gather(messages, message)
         rows = {
             shard: row for turn, got in zip(turns, messages, strict=True) for shard, row in zip(turn, got, strict=False)
         }
@@ -79,7 +84,7 @@ class Ranks:
             return tensors
         shared = {name: tensor.clone() for name, tensor in tensors.items()}
         for name in sorted(shared):
-            dist.broadcast(shared[name], 0)
+            _broadcast(shared[name])
         return shared
 
     def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
@@ -89,18 +94,12 @@ class Ranks:
             return
         if self.leads:
             for portion in portions:
-                dist.broadcast(torch.tensor(len(portion["clients"])), 0)
+                _broadcast(torch.tensor(len(portion["clients"])))
                 yield self.share(portion)
-            dist.broadcast(torch.tensor(0), 0)
+            _broadcast(torch.tensor(0))
             return
-        while rows := self._told():
-            yield self.share(_rows_like(like, rows))
-
-    @staticmethod
-    def _told() -> int:
-        number = torch.tensor(0)
-        dist.broadcast(number, 0)
-        return int(number)
+        while rows := _broadcast(torch.tensor(0)):
+            yield self.share(_rows_like(like, int(rows)))
 
     def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
         """Return, on rank 0, the portions of client rows of all ranks; ``like`` has one row."""
@@ -109,23 +108,41 @@ class Ranks:
             for rank in range(1, self.count):
                 yield from self._received(rank, like)
             return
-        for portion in portions:
-            dist.send(torch.tensor(len(portion["clients"])), 0)
-            for name in sorted(portion):
-                dist.send(portion[name].contiguous(), 0)
-        dist.send(torch.tensor(0), 0)
+        with _together():
+            for portion in portions:
+                dist.send(torch.tensor(len(portion["clients"])), 0)
+                for name in sorted(portion):
+                    dist.send(portion[name].contiguous(), 0)
+            dist.send(torch.tensor(0), 0)
 
     @staticmethod
     def _received(rank: int, like: Rows) -> Iterator[Rows]:
-        number = torch.tensor(0)
-        while True:
-            dist.recv(number, rank)
-            if not int(number):
-                return
-            portion = _rows_like(like, int(number))
+        while rows := _receive(torch.tensor(0), rank):
+            portion = _rows_like(like, int(rows))
             for name in sorted(portion):
-                dist.recv(portion[name], rank)
+                _receive(portion[name], rank)
             yield portion
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Say what an error of the transport means."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostProcessError(f"another process of this run is gone: {error}") from error
+
+
+def _broadcast(tensor: Tensor) -> Tensor:
+    with _together():
+        dist.broadcast(tensor, 0)
+    return tensor
+
+
+def _receive(tensor: Tensor, rank: int) -> Tensor:
+    with _together():
+        dist.recv(tensor, rank)
+    return tensor
 
 
 def _rows_like(like: Rows, rows: int) -> Rows:
