@@ -11,8 +11,7 @@ from kedge.cli.signals import StoppedError, stopping
 from kedge.errors import UsageError
 from kedge.runs.config import Config, problem_of, resolved, run_config
 from kedge.runs.directory import Row, RunDirectory
-from kedge.runs.launch import check_workers, is_rank, is_restarted, joined, launch
-from kedge.simulator.ranks import Ranks
+from kedge.runs.launch import check_workers, is_follower, is_rank, is_restarted, joined, launch
 
 
 def run(
@@ -52,7 +51,8 @@ def run(
         raise UsageError("a run of several processes needs --out, so that all of them mean the same directory")
     path = out or options.new_directory(f"{settings.data.dataset}-{name}")
     again = is_restarted()
-    play(settings, RunDirectory(path, resolved(settings), resume=again), resume=again)
+    # The first process may have begun to write.
+    play(settings, RunDirectory(path, resolved(settings), resume=again or is_follower()), resume=again)
 
 
 def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> None:
@@ -66,8 +66,7 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
             raise typer.Exit(code)
         return
     with joined():
-        follower = not Ranks.current().leads
-        output.quiet, errors.quiet = follower, follower
+        output.quiet = errors.quiet = is_follower()
         _play(settings, directory, resume=resume)
 
 

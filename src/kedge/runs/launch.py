@@ -34,6 +34,11 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def is_follower() -> bool:
+    """Whether this is another one than the first of them, which keeps the directory and talks to the user."""
+    return is_rank() and os.environ["RANK"] != "0"
+
+
 def is_restarted() -> bool:
     """Whether a launcher has started this process again, after one of them had died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

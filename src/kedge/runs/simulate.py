@@ -20,6 +20,7 @@ from kedge.runs.schedule import Interval
 from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
+from kedge.simulator.ranks import Ranks
 from kedge.simulator.simulation import Weights
 
 STATE_MEMORY = "4GB"
@@ -132,13 +133,15 @@ def simulate(
     interval = Interval.of(checkpoint_every)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to go on from")
+    if not Ranks.current().leads:
+        out = None  # the first process keeps the directory
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
     run = Simulation(
         model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads,
         byte_size("state_memory", state_memory), None if directory is None else directory.path,
     )  # fmt: skip
 
-    record = Recording(run, directory if run.ranks.leads else None, interval)
+    record = Recording(run, directory, interval)
 
     def result() -> Result:
         final = run.flat.exported(run.server.x, run.buffers)
