@@ -11,7 +11,7 @@ from kedge.cli.signals import StoppedError, stopping
 from kedge.errors import UsageError
 from kedge.runs.config import Config, problem_of, resolved, run_config
 from kedge.runs.directory import Row, RunDirectory
-from kedge.runs.launch import check_workers, is_follower, is_rank, is_restarted, joined, launch
+from kedge.runs.launch import check_workers, is_follower, is_rank, joined, launch
 
 
 def run(
@@ -50,9 +50,11 @@ def run(
     if out is None and is_rank():
         raise UsageError("a run of several processes needs --out, so that all of them mean the same directory")
     path = out or options.new_directory(f"{settings.data.dataset}-{name}")
-    again = is_restarted()
-    # The first process may have begun to write.
-    play(settings, RunDirectory(path, resolved(settings), resume=again or is_follower()), resume=again)
+    # A launcher starts its processes again after a failure, with the same command: then it means to go on.
+    directory = RunDirectory(path, resolved(settings), resume=is_rank())
+    if is_rank() and directory.summary() is not None:
+        raise UsageError(f"out is {path}, but that directory holds a finished run; nothing was overwritten")
+    play(settings, directory, resume=is_rank())
 
 
 def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> None:

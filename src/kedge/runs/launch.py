@@ -39,11 +39,6 @@ def is_follower() -> bool:
     return is_rank() and os.environ["RANK"] != "0"
 
 
-def is_restarted() -> bool:
-    """Whether a launcher has started this process again, after one of them had died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 @contextmanager
 def joined() -> Iterator[None]:
     """Join the processes that a launcher has started with this one; alone, do nothing."""
