@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kedge.errors import LostProcessError
+from kedge.simulator.shards import Node, Values, halves, is_leaf
 
 Rows = dict[str, Tensor]
 """Rows of client state: the numbers of the `clients`, and a row of every field for each."""
@@ -51,32 +52,40 @@ class Ranks:
             dist.all_reduce(common, dist.ReduceOp.MAX)
         return [bool(flag) for flag in common]
 
-    def gather(
-        self, own: Mapping[int, Sequence[Tensor]], active: Sequence[int], shards: int, layout: Sequence[Tensor]
-    ) -> Iterator[Sequence[Tensor]]:
-        """Return what each of the active shards sums up to, in their order; every rank gives those that are its own.
+    def branches(self, shards: int) -> list[list[Node]]:
+        """Return, for each rank, the largest branches of the tree of shards that are all its own, in their order."""
 
-        ``layout``: tensors of the shapes, dtypes and device of what belongs to a shard.
+        def own(node: Node, rank: int) -> list[Node]:
+            first, last = self.owner(node[0], shards), self.owner(node[1] - 1, shards)
+            if first == last == rank:
+                return [node]
+            if is_leaf(node) or not first <= rank <= last:
+                return []
+            return [branch for half in halves(node) for branch in own(half, rank)]
+
+        return [own((0, shards), rank) for rank in range(self.count)]
+
+    def gather(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
+    ) -> dict[Node, Values]:
+        """Return the sums of all branches; ``branches`` says which rank gives which, and this one gives ``own``.
+
+        ``layout``: tensors of the shapes, dtypes and device of what belongs to a branch.
         """
         places, width = _places(layout)
-        turns = [[shard for shard in active if self.owner(shard, shards) == rank] for rank in range(self.count)]
-        message = layout[0].new_zeros(max(len(turn) for turn in turns), width, dtype=torch.uint8)
-        for row, shard in zip(message, turns[self.rank], strict=False):
-            for (begin, end), tensor in zip(places, own[shard], strict=True):
+        message = layout[0].new_empty(max(map(len, branches)), width, dtype=torch.uint8)
+        for row, node in zip(message, branches[self.rank], strict=False):
+            for (begin, end), tensor in zip(places, own[node], strict=True):
                 row[begin:end] = tensor.reshape(-1).contiguous().view(torch.uint8)
-        messages = [torch.empty_like(message) for _ in turns]
+        messages = [torch.empty_like(message) for _ in branches]
         with _together():
             dist.all_gather(messages, message)
-        rows = {
-            shard: row for turn, got in zip(turns, messages, strict=True) for shard, row in zip(turn, got, strict=False)
-        }
-        return (
-            [
-                rows[shard][begin:end].view(like.dtype).view(like.shape)
-                for (begin, end), like in zip(places, layout, strict=True)
-            ]
-            for shard in active
-        )
+        found: dict[Node, Values] = {}
+        for nodes, rows in zip(branches, messages, strict=True):
+            for node, row in zip(nodes, rows, strict=False):
+                parts = zip(places, layout, strict=True)
+                found[node] = [row[begin:end].view(like.dtype).view(like.shape) for (begin, end), like in parts]
+        return found
 
     def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return rank 0's tensors; the others give some of the same shapes and dtypes."""

@@ -28,7 +28,7 @@ from kedge.simulator.engines import Engine, FlatModule, Loss, make_engines, try_
 from kedge.simulator.engines.module import ModuleEngine
 from kedge.simulator.pool import Pool, thread_count
 from kedge.simulator.ranks import Ranks, Rows
-from kedge.simulator.shards import ShardSums
+from kedge.simulator.shards import Replies, Values, completed, summed
 from kedge.simulator.store import ClientStore
 
 Weights = Literal["uniform", "size"]
@@ -271,26 +271,39 @@ class Simulation:
         return probability > 0 and keyed(self.settings.seed, LOSS, round, client=client).random() < probability
 
     def _exchange(self, exchange: AnyExchange, down: Any, round: int, number: int, cohort: list[int]) -> None:
-        sums = ShardSums(keep=self.ranks.count > 1)
-        mine = [client for client in cohort if self.owns(client)]
-        for reply in self._cohorts.replies(exchange, down, round, number, mine, self.buffers):
-            self.clients[reply.client] = reply.own
-            sums.add(self._shard(reply.client), self._summands(exchange, reply))
-        sums.close()
         up = self._cohorts.traced(exchange).up
-        total = sums.total
-        if self.ranks.count > 1:
-            layout = [*(torch.empty_like(v, device=self.buffers.device) for v in up), self.buffers, _numbers(0, 0)]
-            active = sorted({self._shard(client) for client in cohort})
-            for values in self.ranks.gather(sums.shards, active, self.settings.shards, layout):
-                total.add(values)
-        *mean, buffers, (sent, gradients) = total.values
+        total = self._total(exchange, down, round, number, cohort, up)
+        *mean, buffers, (sent, gradients) = total
         self.counters.bytes_up += int(sent)
         self.counters.gradients += float(gradients)
         self.buffers = self.buffers + buffers / len(cohort) if buffers.numel() else self.buffers
         share = len(cohort) / len(self.federation)
         mean_up = type(up)(*(value / len(cohort) for value in mean))
         self.server = exchange.fold(self.server, mean_up, Round(share, self._mean_steps))
+
+    def _total(self, exchange: AnyExchange, down: Any, round: int, number: int, cohort: list[int], up: Any) -> Values:
+        """Return the sum of the cohort's replies, to which every process adds those of its own clients."""
+        mine = [client for client in cohort if self.owns(client)]
+        computed = self._cohorts.replies(exchange, down, round, number, mine, self.buffers)
+        replies = Replies((self._shard(reply.client), self._taken(exchange, reply)) for reply in computed)
+        active = {self._shard(client) for client in cohort}
+        branches = [
+            [node for node in own if not active.isdisjoint(range(*node))]
+            for own in self.ranks.branches(self.settings.shards)
+        ]
+        own = {node: summed(node, replies) for node in branches[self.ranks.rank]}
+        parts = {node: values for node, values in own.items() if values is not None}
+        if self.ranks.count > 1:
+            layout = [*(torch.empty_like(v, device=self.buffers.device) for v in up), self.buffers, _numbers(0, 0)]
+            parts = self.ranks.gather(parts, branches, layout)
+        total = completed((0, self.settings.shards), parts)
+        assert total is not None, "somebody has replied"
+        return total
+
+    def _taken(self, exchange: AnyExchange, reply: Reply) -> list[Tensor]:
+        """Commit a client's new state, and return what of its reply is summed."""
+        self.clients[reply.client] = reply.own
+        return self._summands(exchange, reply)
 
     def _summands(self, exchange: AnyExchange, reply: Reply) -> list[Tensor]:
         """What of a reply is summed: the message, the change of the buffers, bytes sent and gradients taken."""
