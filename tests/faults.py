@@ -179,18 +179,21 @@ def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[
         name = algorithms[turn % len(algorithms)]
         path = work / name / f"{number}-{turn}"
         turn += 1
+        span, before = 0.5 * seconds[name], 0
         while not (path / "summary.json").exists():
             resumable = (path / "config.toml").exists()
             arguments = ["resume", str(path)] if resumable else command(name, LONGER, path)
             # Mostly while rounds are played, sometimes while all is being prepared.
             begun = path / "config.toml" if dice.random() < 0.85 else None
-            code = signalled(arguments, number, dice.uniform(0, 0.5 * seconds[name]), begun)
+            code = signalled(arguments, number, dice.uniform(0, span), begun)
             fault.tried += 1
             assert code in codes | {0}, code
             if code:
                 fault.hit += 1
                 fault.within += any(path.rglob("*.part"))
                 played, saved = progress(path)
+                # A machine that has become slower must not be killed before its first checkpoint for ever.
+                span, before = (span if saved > before else 1.3 * span), saved
                 if number == signal.SIGKILL:
                     fault.lost.append(max(0, played - saved))
                 elif code > 0 and saved:
