@@ -162,7 +162,7 @@ def signalled(arguments: list[str], number: int, delay: float, begun: Path | Non
 
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["kedge.cli", "sklearn.datasets"])
+_PROCESSES.set_forkserver_preload(["tests.warm"])
 
 
 def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[int], dice: random.Random) -> Fault:
@@ -185,6 +185,8 @@ def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[
             arguments = ["resume", str(path)] if resumable else command(name, LONGER, path)
             # Mostly while rounds are played, sometimes while all is being prepared.
             begun = path / "config.toml" if dice.random() < 0.85 else None
+            if fault.hit >= count:
+                break
             code = signalled(arguments, number, dice.uniform(0, span), begun)
             fault.tried += 1
             assert code in codes | {0}, code
@@ -199,8 +201,9 @@ def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[
                 elif code > 0 and saved:
                     assert played == saved, "a checkpoint of the last round"
                     fault.lost.append(0)
-        finish(path, wholes[name])
-        shutil.rmtree(path)
+        if (path / "config.toml").exists():
+            finish(path, wholes[name])
+            shutil.rmtree(path)
     return fault
 
 
