@@ -232,7 +232,7 @@ def test_a_write_that_fails_is_an_os_error_that_names_the_file(tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("kedge.files.os.replace", full)
-    with pytest.raises(WriteError, match=r"round-00000002.safetensors cannot be written: No space left on device"):
+    with pytest.raises(WriteError, match=r"rows-00000002-0000.safetensors cannot be written: No space left on device"):
         play(tmp_path)
     monkeypatch.undo()
     assert [row["round"] for row in play(tmp_path, resume=True).history] == [1, 2, 3, 4, 5, 6, 7]
