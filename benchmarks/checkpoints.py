@@ -1,4 +1,4 @@
-"""What checkpoints cost: `python -m benchmarks.checkpoints` runs a workload with the default interval and times them."""
+"""What checkpoints cost: `python -m benchmarks.checkpoints` times them, at the default interval."""
 
 import argparse
 import json
@@ -27,8 +27,8 @@ def main() -> None:
 
         began = time.perf_counter()
         kedge.simulate(
-            work.build(), federation, ALGORITHMS[options.algorithm], options.rounds, work.cohort, work.steps, work.batch,
-            eval_every=options.rounds, out=out, watch=watch, checkpoint_every=options.every,
+            work.build(), federation, ALGORITHMS[options.algorithm], options.rounds, work.cohort, work.steps,
+            work.batch, eval_every=options.rounds, out=out, watch=watch, checkpoint_every=options.every,
         )  # fmt: skip
         seconds = time.perf_counter() - began
         spent = json.loads((out / "summary.json").read_text())["checkpoint_seconds"]

@@ -99,6 +99,9 @@ class Fault:
     lost: list[int] = field(default_factory=list)  # rounds that had to be played again
     within: int = 0  # how often a file was being written
 
+    def and_(self, other: "Fault") -> "Fault":
+        return Fault(self.name, self.tried + other.tried, self.hit + other.hit, self.lost + other.lost)
+
     def row(self) -> str:
         lost = f"{max(self.lost)} ({sum(self.lost) / len(self.lost):.1f})" if self.lost else "-"
         name = f"{self.name}, {self.within} of them within a write" if self.within else self.name
@@ -167,7 +170,7 @@ _PROCESSES.set_forkserver_preload(["tests.warm"])
 
 def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[int], dice: random.Random) -> Fault:
     """Send a signal at random moments until ``count`` have struck, resuming after each."""
-    fault = Fault(f"{signal.Signals(number).name} at a random moment")
+    fault, struck = Fault(f"{signal.Signals(number).name} at a random moment"), dict.fromkeys(algorithms, 0)
     wholes, seconds = {}, {}
     for name in algorithms:
         path = work / name / "whole"
@@ -192,6 +195,7 @@ def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[
             assert code in codes | {0}, code
             if code:
                 fault.hit += 1
+                struck[name] += 1
                 fault.within += any(path.rglob("*.part"))
                 played, saved = progress(path)
                 # A machine that has become slower must not be killed before its first checkpoint for ever.
@@ -204,6 +208,7 @@ def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[
         if (path / "config.toml").exists():
             finish(path, wholes[name])
             shutil.rmtree(path)
+    print(f"{fault.name}: {', '.join(f'{name} {times}' for name, times in struck.items())}\n")
     return fault
 
 
@@ -410,16 +415,17 @@ def main() -> None:
             term, interrupt = {128 + signal.SIGTERM, -signal.SIGTERM}, {128 + signal.SIGINT}
             faults.append(kill(work / "term", options.signals, algorithms[:1], signal.SIGTERM, term, dice))
             faults.append(kill(work / "int", options.signals, algorithms[:1], signal.SIGINT, interrupt, dice))
-        faults += fail_writes(work / "writes", lambda number: number % 2 == 0)
+        failed = fail_writes(work / "writes", lambda number: number % 2 == 0)
         if not options.short:
-            faults += fail_writes(work / "writes-torn", lambda number: number % 2 == 1)
+            more = fail_writes(work / "writes-torn", lambda number: number % 2 == 1)
+            failed = [one.and_(other) for one, other in zip(failed, more, strict=True)]
+        faults += failed
         faults += damage(work, dice)
         faults += [] if options.short else fill_disk(work)
     print(
         "| fault | tried | struck | rounds played again, most (mean) | difference in the end |\n|---|---|---|---|---|"
     )
     print("\n".join(fault.row() for fault in faults))
-    print(f"\nkilled: {', '.join(algorithms)}")
 
 
 if __name__ == "__main__":
