@@ -155,7 +155,8 @@ class Recording:
             self._directory.write_model(model.state_dict())
         self.checkpoint_now()
         if self._directory is not None:
-            self._directory.write_summary(self._summary() | self.history[-1])
+            spent = {"checkpoint_seconds": self._schedule.spent}  # by this process
+            self._directory.write_summary(self._summary() | self.history[-1] | spent)
 
     def _summary(self) -> dict[str, Any]:
         run = self._run

@@ -134,7 +134,7 @@ class Checkpoints:
 
     def _write(self, name: str, tensors: Mapping[str, Tensor], rows: int) -> File:
         content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-        write_atomically(self.path / name, content)
+        write_atomically(self.path / name, content, last=False)
         return File(name, len(content), hashlib.sha256(content).hexdigest(), rows)
 
     def _remove_all_but(self, *manifests: Manifest | None) -> None:
