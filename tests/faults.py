@@ -37,13 +37,13 @@ ROUNDS = 3
 
 QUICK = [
     "--dataset", "quadratics", "--clients", "6", "--local-steps", "1", "--batch-size", "full",
-    "--eta", "0.01", "--workers", "1", "--checkpoint-every", "1", "--eval-every", "1", "--set", "data.dim=5",
+    "--eta", "0.01", "--threads", "1", "--checkpoint-every", "1", "--eval-every", "1", "--set", "data.dim=5",
     "--rounds", str(ROUNDS),
 ]  # fmt: skip
 """A run of some milliseconds."""
 
 LONGER = [
-    "--clients", "12", "--local-steps", "4", "--rounds", "60", "--eta", "0.05", "--workers", "1",
+    "--clients", "12", "--local-steps", "4", "--rounds", "60", "--eta", "0.05", "--threads", "1",
     "--checkpoint-every", "3", "--eval-every", "1", "--set", "model.widths=[128]",
 ]  # fmt: skip
 """A run of about a second, a good part of which is writing."""

@@ -17,6 +17,7 @@ ALLOWED = {
     "simulator": CORE | {"files", "problem"},
     "runs": CORE | {"files", "problem", "simulator", "algorithms"},
     "report": CORE | {"algorithms"},
+    "__main__": {"cli"},
     "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report"},
 } | {name: CORE - {name} for name in CORE - {"errors"}}
 

@@ -97,7 +97,7 @@ def test_a_finished_run_says_so_and_can_be_extended(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == line
     assert "The run in run is finished; `kedge resume run --rounds N` goes on with it." in printed
-    assert execute(["resume", "run", "--rounds", "6", "--workers", "2"]) == 0
+    assert execute(["resume", "run", "--rounds", "6", "--threads", "2"]) == 0
     assert Left.by(tmp_path / "run") == Left.by(tmp_path / "whole")
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert config == tomllib.loads((tmp_path / "whole" / "config.toml").read_text())

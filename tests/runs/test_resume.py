@@ -183,8 +183,8 @@ def test_other_data_or_initial_parameters_are_refused(tmp_path):
 
 
 def test_workers_may_change(tmp_path):
-    play(tmp_path / "parts", stop=after(3), workers=1)
-    play(tmp_path / "parts", resume=True, workers=3)
+    play(tmp_path / "parts", stop=after(3), threads=1)
+    play(tmp_path / "parts", resume=True, threads=3)
     play(tmp_path / "whole")
     assert Left.by(tmp_path / "parts") == Left.by(tmp_path / "whole")
 

@@ -8,7 +8,7 @@ import torch
 
 import kedge
 from kedge.simulator import Settings, Simulation
-from kedge.simulator.workers import AHEAD, Workers
+from kedge.simulator.pool import AHEAD, Pool
 
 MANY = 1_000_000
 
@@ -82,7 +82,7 @@ class Idle:
 
 
 def test_workers_compute_a_bounded_number_of_clients_ahead():
-    workers, started = Workers([Idle(), Idle()]), []
+    workers, started = Pool([Idle(), Idle()]), []
 
     def note(engine, item):
         started.append(item)
@@ -93,6 +93,6 @@ def test_workers_compute_a_bounded_number_of_clients_ahead():
     results.close()
     workers.close()
     assert len(started) <= 2 * AHEAD + 1
-    workers = Workers([Idle(), Idle()])
+    workers = Pool([Idle(), Idle()])
     assert list(workers.map(note, range(100))) == list(range(100))
     workers.close()

@@ -48,6 +48,7 @@ def compare(
     device: options.Device = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    threads: options.Threads = None,
     state_memory: options.StateMemory = None,
     set_: options.Set = None,
     out: options.Out = None,

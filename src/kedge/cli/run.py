@@ -36,6 +36,7 @@ def run(
     device: options.Device = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    threads: options.Threads = None,
     state_memory: options.StateMemory = None,
     checkpoint_every: options.CheckpointEvery = None,
     set_: options.Set = None,
