@@ -65,7 +65,7 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
             result = run_config(settings, problem, directory, watch, resume=resume, stop=stop)
     if result.simulation.round < settings.run.rounds and stop.signal is not None:
         way = f"`kedge resume {path}` goes on"
-        raise StoppedError(f"stopped after round {result.simulation.round}; {way}", stop.signal)
+        raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", stop.signal)
     line = result_line(name, result.history[-1], result.simulation.description())
     output.print(line, highlight=False, soft_wrap=True)
     output.print(f"Written to {path}; `kedge run {path / 'config.toml'}` repeats it.", highlight=False, soft_wrap=True)
