@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL")
 def test_no_fault_changes_the_result():
-    command = [sys.executable, "-m", "tests.faults", "--short", "--kills", "4", "--signals", "1"]
+    command = [sys.executable, "-m", "tests.faults", "--short", "--kills", "3", "--signals", "1"]
     command += ["--algorithms", "scaffold-m,stem"]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

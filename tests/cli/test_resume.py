@@ -49,7 +49,7 @@ def test_a_signal_ends_the_round_and_leaves_a_checkpoint(tmp_path, capfd, send, 
     assert run("whole") == 0
     send(2, number)
     assert run("run") == code
-    assert "kedge: stopped after round 3; `kedge resume run` goes on\n" in capfd.readouterr().err
+    assert "kedge: interrupted after round 3; `kedge resume run` goes on\n" in capfd.readouterr().err
     assert (tmp_path / "run" / "checkpoint" / "round-00000003.json").exists()
     send(100)
     assert execute(["resume", "run"]) == 0

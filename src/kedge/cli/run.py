@@ -91,7 +91,7 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
             result = run_config(settings, problem, directory, watch, resume=resume, stop=stop)
     if result.simulation.round < settings.run.rounds and stop.signal is not None:
         way = f"`kedge resume {path}` goes on"
-        raise StoppedError(f"stopped after round {result.simulation.round}; {way}", stop.signal)
+        raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", stop.signal)
     if not result.history:  # another process has it
         return
     line = result_line(name, result.history[-1], result.simulation.description())
