@@ -265,5 +265,5 @@ def test_ctrl_c_exits_with_130_and_leaves_what_was_done(tmp_path):
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted" in error
+    assert "stopped after round" in error
     assert metrics(tmp_path / "run")[0]["round"] == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from kedge.cli import algorithms, compare, partition, resume, run
+from kedge.cli import algorithms, compare, partition, reproduce, resume, run
 from kedge.cli.console import errors
 from kedge.cli.signals import StoppedError
 from kedge.errors import RunWarning, UsageError
@@ -29,6 +29,7 @@ app.command("resume")(resume.resume)
 app.command("compare")(compare.compare)
 app.command("algorithms")(algorithms.algorithms)
 app.command("partition")(partition.partition)
+app.command("reproduce")(reproduce.reproduce)
 
 # Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
