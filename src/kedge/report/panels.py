@@ -34,7 +34,7 @@ class View:
     y: str
     series: list[Series]
     log_x: bool = False
-    log_y: bool = False
+    log_y: bool = False  # if the values span more than a decade
     marker: str = ""
 
 
@@ -56,7 +56,7 @@ def draw_views(rows: Sequence[Sequence[View]], path: Path, title: str, note: str
     figure.suptitle(title, fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(path.name + ending) for ending in (".png", ".pdf")]
-    figure.savefig(written[0], dpi=110)
+    figure.savefig(written[0], dpi=90)
     figure.savefig(written[1], metadata={"CreationDate": None})
     return written
 
@@ -82,7 +82,8 @@ def _draw(axes: Axes, view: View, labels: list[str]) -> None:
     axes.set_ylabel(view.y, fontsize=9)
     if view.log_x:
         axes.set_xscale("log")
-    if view.log_y:
+    heights = [value for line in view.series for run in line.runs for value in run[1]]
+    if view.log_y and heights and min(heights) > 0 and max(heights) > 10 * min(heights):
         axes.set_yscale("log")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)

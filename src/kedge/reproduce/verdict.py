@@ -13,9 +13,9 @@ from kedge.reproduce.results import Measure
 READING = """\
 Runs of one seed share partition, initial model, cohorts and minibatches, so lines are compared seed by seed: the mean
 difference ± its standard error, and in how many seeds it is above zero. "Clear": it is so in all seeds, and a paired
-t-test at 5 % agrees, which with three seeds asks for 4.3 standard errors. "Leaning": in all seeds, but not so far. A sign
-test of three seeds cannot go below 25 %, so three that agree are a hint, not a proof. The comparisons are not corrected
-for their number."""
+t-test at 5 % agrees, which with three seeds asks for 4.3 standard errors. "Leaning": in all seeds, but not so far. A
+sign test of three seeds cannot go below 25 %, so three that agree are a hint, not a proof. The comparisons are not
+corrected for their number."""
 
 
 def write(
