@@ -15,6 +15,7 @@ from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
+from kedge.problem.checks import whole
 from kedge.report.comparison import Record, Summary, default_target, summarise, write_csv
 from kedge.runs.batch import Event, Outcome, rehearse, run_batch
 from kedge.runs.config import Config, check, partition_name
@@ -63,6 +64,8 @@ def compare(
         raise UsageError(f"seeds is {seeds}, but must be at least 1")
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
+    if processes is not None:
+        whole("workers", processes, 1)
     raw = options.configuration(config, set_, locals())
     chosen = _chosen(algorithms, raw)
     first = chosen[next(iter(chosen))]

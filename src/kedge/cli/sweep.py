@@ -155,7 +155,8 @@ def _report(going: Sweep) -> None:
         )
         for standing in going.standings.values() if standing.outcomes
     ]  # fmt: skip
-    title = f"{plan.metric.replace('_', ' ')}, mean ± standard deviation of {plan.seeds} seeds"
+    metric = "test accuracy in %" if plan.metric == "test_accuracy" else "test loss"
+    title = metric if plan.seeds == 1 else f"{metric}: mean ± standard deviation of {plan.seeds} seeds"
     drawn = draw_sweep(cells, path / "heatmap", plan.metric, METRICS[plan.metric], title)
     output.print(final_table(going))
     output.print(best_line(going), highlight=False, soft_wrap=True)
@@ -168,4 +169,4 @@ def _shown(value: Any) -> Any:
 
 
 def _note(state: str, rounds: int) -> str:
-    return {"finished": "", "stopped": f"{rounds} rounds"}.get(state, state)
+    return {"finished": "", "stopped": f"round {rounds}"}.get(state, state)

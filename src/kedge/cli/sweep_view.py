@@ -64,7 +64,7 @@ class View:
         self._bar.update(self._task, description=f"{self._ended} runs done" + (
             f" ({self._found} before)" if self._found else ""))  # fmt: skip
         now = Table(box=None, pad_edge=False, show_header=False)
-        for name, event in sorted(list(self._running.items())):
+        for name, event in sorted(self._running.copy().items()):
             now.add_row("running", name, f"round {event.round}", number(sweep.plan.metric, (event.row or {}).get(
                 sweep.plan.metric)))  # fmt: skip
         best = ranked([s for s in list(sweep.standings.values()) if s.outcomes], sweep.plan.metric)
@@ -124,14 +124,14 @@ def _short(value: Any) -> str:
 def _state(standing: Standing) -> str:
     return {
         "finished": "", "diverged": f"{standing.diverged} diverged", "failed": f"{standing.failed} failed",
-        "stopped": f"stopped after {standing.rounds} rounds",
+        "stopped": f"stopped after round {standing.rounds}",
     }.get(standing.state, standing.state)  # fmt: skip
 
 
 def best_line(sweep: Sweep) -> str:
     """Say which point is best, and which were stopped."""
     plan = sweep.plan
-    stopped = sum(standing.stopped for standing in sweep.standings.values())
+    stopped = sum(standing.state == "stopped" for standing in sweep.standings.values())
     more = f" {stopped} of {len(sweep.standings)} points were stopped early." if stopped else ""
     best = ranked(sweep.standings.values(), plan.metric)[0]
     mean = best.mean(plan.metric)

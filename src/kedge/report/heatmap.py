@@ -118,6 +118,9 @@ def _panels(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, linewidth=0.6)
     first = figure.axes[0]
+    means = [cell.mean for cell in cells if cell.mean is not None]
+    if metric == "test_loss" and means and min(means) > 0 and max(means) / min(means) > 100:
+        first.set_yscale("log")
     first.set_ylabel("test accuracy, %" if scale == 100 else metric.replace("_", " "))
     if any(cell.mean is None for cell in cells):
         figure.supxlabel("crosses: diverged or failed", fontsize=8, color="#555555")

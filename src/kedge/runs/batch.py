@@ -6,6 +6,7 @@ jobs goes on with whatever an earlier call left, however that ended.
 
 import os
 import time
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from kedge.runs.config import (
     resolved,
     run_config,
 )
-from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.directory import Row, RunDirectory, to_toml
 from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
 from kedge.runs.simulate import DivergedError
 from kedge.simulator import Settings, Simulation
@@ -175,7 +176,7 @@ def _check_same(path: Path, config: Config) -> None:
     file = path / "config.toml"
     if not file.exists():
         return
-    there, here = resolved(check(load_toml(file))), resolved(config)
+    there, here = (tomllib.loads(to_toml(resolved(run))) for run in (check(load_toml(file)), config))
     for section, values in here.items():
         for key in dict.fromkeys([*there[section], *values]):
             ours, theirs = values.get(key), there[section].get(key)

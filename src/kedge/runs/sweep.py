@@ -11,6 +11,7 @@ from typing import Any
 
 from kedge.errors import UsageError
 from kedge.files import make_directory, write_atomically
+from kedge.problem.checks import whole
 from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
 from kedge.runs.config import Config, absolute_place, check, eval_every, load_toml, merged
 from kedge.runs.directory import to_toml
@@ -211,6 +212,8 @@ class Sweep:
     ) -> None:
         """Check every point; nothing is written before `run`."""
         plan.check()
+        if processes is not None:
+            whole("workers", processes, 1)
         self.plan = plan
         self.path = path
         self.processes = processes
@@ -239,6 +242,8 @@ class Sweep:
         rounds = 0
         for point in points:
             config = self.plan.config(point)
+            if config.data.dataset == "quadratics" and self.plan.metric == "test_accuracy":
+                raise UsageError("metric is test_accuracy, but quadratics has none; test_loss is what it has")
             rehearse(config)
             rounds = config.run.rounds
         return rounds
