@@ -93,8 +93,9 @@ def test_what_is_stopped_goes_on_to_the_same_bits(tmp_path, processes):
     started = set()
 
     def watch(event):
+        first = len(started) < 2
         started.add(event.name)
-        if started == {"a", "b"}:
+        if first and started == {"a", "b"}:
             raise KeyboardInterrupt
 
     if processes == 1:
@@ -115,7 +116,7 @@ def test_a_killed_process_loses_its_job_alone(tmp_path):
     killed = []
 
     def watch(event):
-        if event.name == "endless" and not killed:
+        if event.name == "endless" and event.row and not killed:
             killed.extend(multiprocessing.active_children())
             for child in killed:
                 os.kill(child.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from kedge.cli import algorithms, compare, partition, reproduce, resume, run
+from kedge.cli import algorithms, compare, partition, reproduce, resume, run, sweep
 from kedge.cli.console import errors
 from kedge.cli.signals import StoppedError
 from kedge.errors import RunWarning, UsageError
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("resume")(resume.resume)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("algorithms")(algorithms.algorithms)
 app.command("partition")(partition.partition)
 app.command("reproduce")(reproduce.reproduce)

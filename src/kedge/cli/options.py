@@ -56,6 +56,16 @@ Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and m
 EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
 Workers = Annotated[int | None, _option("workers", RUN, "Clients to run at once; changes no result.", "one a core")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        help="Runs at once, each in a process on one core; with 1, one after the other on all cores. "
+        "Changes no result. Default: one a core.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
 StateMemory = Annotated[
     str | None,
     _option("state_memory", RUN, "Client state to keep in memory, as in 500MB; more goes to a file in the directory."),

@@ -6,6 +6,7 @@ jobs goes on with whatever an earlier call left, however that ended.
 
 import os
 import time
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,21 @@ from pathlib import Path
 from kedge.errors import RunWarning, UsageError
 from kedge.files import WriteError, locked, make_directory
 from kedge.problem.checks import whole
-from kedge.runs.config import Config, Problem, check, load_toml, problem_of, resolved, run_config
-from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.config import (
+    Config,
+    Problem,
+    algorithm_of,
+    check,
+    eval_every,
+    load_toml,
+    problem_of,
+    resolved,
+    run_config,
+)
+from kedge.runs.directory import Row, RunDirectory, to_toml
 from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
 from kedge.runs.simulate import DivergedError
+from kedge.simulator import Settings, Simulation
 
 FREE = frozenset({
     ("run", "rounds"), ("run", "device"), ("run", "engine"), ("run", "workers"), ("run", "threads"),
@@ -145,12 +157,26 @@ def read_outcome(path: Path, config: Config) -> Outcome | None:
     return Outcome(path, history) if evaluated and (summary is not None or len(rows) > len(history)) else None
 
 
+def rehearse(config: Config) -> None:
+    """Load the data and prepare the first round, and play nothing: what is wrong is said before anything runs."""
+    run, problem = config.run, _problem(_Wanted(_key(config), config))
+    whole("rounds", run.rounds, 1)
+    whole("eval_every", eval_every(config), 1)
+    settings = Settings(
+        cohort=None if run.cohort == "all" else run.cohort, local_steps=run.local_steps, local_epochs=run.local_epochs,
+        batch_size=None if run.batch_size == "full" else run.batch_size, weight_decay=run.weight_decay,
+        weights=run.weights, lost_replies=run.lost_replies, seed=run.seed,
+    )  # fmt: skip
+    method, loss = algorithm_of(config), problem.loss
+    Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1).close()
+
+
 def _check_same(path: Path, config: Config) -> None:
     """Refuse a directory whose run has another configuration."""
     file = path / "config.toml"
     if not file.exists():
         return
-    there, here = resolved(check(load_toml(file))), resolved(config)
+    there, here = (tomllib.loads(to_toml(resolved(run))) for run in (check(load_toml(file)), config))
     for section, values in here.items():
         for key in dict.fromkeys([*there[section], *values]):
             ours, theirs = values.get(key), there[section].get(key)
