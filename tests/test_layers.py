@@ -18,7 +18,8 @@ ALLOWED = {
     "runs": CORE | {"files", "problem", "simulator", "algorithms"},
     "report": CORE | {"algorithms"},
     "__main__": {"cli"},
-    "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report"},
+    "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
+    "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
 } | {name: CORE - {name} for name in CORE - {"errors"}}
 
 

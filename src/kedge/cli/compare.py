@@ -13,13 +13,16 @@ from rich.table import Table
 from kedge.algorithms import ALGORITHMS, ALIASES, find_algorithm
 from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
+from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
+from kedge.problem.checks import whole
 from kedge.report.comparison import Record, Summary, default_target, summarise, write_csv
-from kedge.runs.config import Config, check, partition_name, problem_of, resolved, run_config
-from kedge.runs.directory import Row, RunDirectory
-from kedge.runs.simulate import DivergedError
+from kedge.runs.batch import Event, Outcome, rehearse, run_batch
+from kedge.runs.config import Config, check, partition_name
+from kedge.runs.directory import RunDirectory
 
 DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
+FILES = {"runs", "summary.csv", "curves.csv", "curves.png", "curves.svg"}
 
 
 def compare(
@@ -47,8 +50,7 @@ def compare(
     eval_every: options.EvalEvery = None,
     device: options.Device = None,
     engine: options.Engine = None,
-    workers: options.Workers = None,
-    threads: options.Threads = None,
+    processes: options.Processes = None,
     state_memory: options.StateMemory = None,
     set_: options.Set = None,
     out: options.Out = None,
@@ -62,16 +64,31 @@ def compare(
         raise UsageError(f"seeds is {seeds}, but must be at least 1")
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
+    if processes is not None:
+        whole("workers", processes, 1)
     raw = options.configuration(config, set_, locals())
     chosen = _chosen(algorithms, raw)
     first = chosen[next(iter(chosen))]
     path = out or options.new_directory(f"compare-{first.data.dataset}")
-    RunDirectory(path)
-    records, interrupted = _run_all(chosen, seeds, path)
+    _check_target(path)
+    for settings in chosen.values():
+        rehearse(settings)
+    with stopping() as stop:
+        records, failures = _run_all(chosen, seeds, path, processes, stop)
     if records:
         _report(records, target, path, first)
-    if interrupted:
-        raise KeyboardInterrupt
+    for name, error in failures.items():
+        errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
+    if stop.signal is not None and len(records) + len(failures) < len(chosen) * seeds:
+        raise StoppedError("interrupted; what was done is kept, and the same command with --out goes on", stop.signal)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _check_target(path: Path) -> None:
+    """Refuse a directory that holds anything but a comparison."""
+    if not (path / "runs").is_dir() or {file.name for file in path.iterdir()} - FILES:
+        RunDirectory(path)
 
 
 def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
@@ -121,49 +138,36 @@ def tuned() -> dict[str, dict[str, float]]:
     return tomllib.loads((resources.files("kedge.cli") / "tuned.toml").read_text(encoding="utf-8"))
 
 
-def _run_all(chosen: dict[str, Config], seeds: int, path: Path) -> tuple[list[Record], bool]:
-    records: list[Record] = []
-    total = sum(config.run.rounds for config in chosen.values()) * seeds
+def _run_all(
+    chosen: dict[str, Config], seeds: int, path: Path, processes: int | None, stop: Stop
+) -> tuple[list[Record], dict[str, str]]:
+    """Run every algorithm with every seed; return what came to an end, and why others failed."""
     first = next(iter(chosen.values())).run.seed
+    jobs = {(name, seed): _seeded(chosen[name], seed) for seed in range(first, first + seeds) for name in chosen}
+    named = {f"{name}-{seed}": (name, seed) for name, seed in jobs}
+    played: dict[str, int] = {}
     with progress_bar() as bar:
-        task = bar.add_task("", total=total)
-        try:
-            for seed in range(first, first + seeds):
-                runs = {name: _seeded(config, seed) for name, config in chosen.items()}
-                problem = problem_of(next(iter(runs.values())))
-                for name, config in runs.items():
-                    bar.update(task, description=f"{name}, seed {seed}")
-                    history: list[Row] = []
+        task = bar.add_task("", total=sum(config.run.rounds for config in jobs.values()))
 
-                    def watch(done: int, row: Row | None, history: list[Row] = history) -> None:
-                        bar.advance(task)
-                        if row is not None:
-                            history.append(row)
+        def watch(event: Event) -> None:
+            name, seed = named[event.name]
+            played[event.name] = event.round if event.outcome is None else jobs[name, seed].run.rounds
+            bar.update(task, description=f"{name}, seed {seed}", completed=sum(played.values()))
+            if event.outcome is not None and event.outcome.error is None and not errors.is_terminal:
+                errors.print(_line(_record(name, seed, event.outcome)), highlight=False)
 
-                    directory = RunDirectory(path / "runs" / f"{name}-{seed}", resolved(config))
-                    diverged = None
-                    try:
-                        run_config(_unsaved(config), problem, directory, watch)
-                    except DivergedError as error:
-                        diverged = error.result.simulation.round
-                        bar.advance(task, config.run.rounds - diverged)
-                    records.append(Record(name, seed, history, diverged))
-                    if not errors.is_terminal:
-                        errors.print(_line(records[-1]), highlight=False)
-        except KeyboardInterrupt:
-            return records, True
-    return records, False
+        configs = {directory: jobs[job] for directory, job in named.items()}
+        outcomes = run_batch(configs, path / "runs", processes, watch, stop)
+    records = [_record(*named[name], outcome) for name, outcome in outcomes.items() if outcome.error is None]
+    return records, {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
+
+
+def _record(name: str, seed: int, outcome: Outcome) -> Record:
+    return Record(name, seed, outcome.history, outcome.diverged)
 
 
 def _seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
-
-
-def _unsaved(config: Config) -> Config:
-    """Return the configuration without checkpoints, unless they are asked for: a comparison is not resumed."""
-    if config.run.checkpoint_every is not None:
-        return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"checkpoint_every": "never"})})
 
 
 def _line(record: Record) -> str:

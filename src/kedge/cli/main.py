@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from kedge.cli import algorithms, compare, partition, resume, run
+from kedge.cli import algorithms, compare, partition, reproduce, resume, run, sweep
 from kedge.cli.console import say
 from kedge.cli.signals import StoppedError
 from kedge.errors import LostProcessError, RunWarning, UsageError
@@ -28,8 +28,10 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("resume")(resume.resume)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("algorithms")(algorithms.algorithms)
 app.command("partition")(partition.partition)
+app.command("reproduce")(reproduce.reproduce)
 
 # Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -44,6 +44,8 @@ class Data(_Section):
     partition: str | None = None  # None: by-user for synthetic, else dirichlet
     alpha: float = 0.1
     shards_per_client: int = 2
+    holdout: float = 0.0  # share of the training samples to evaluate on, instead of the test set
+    test_samples: int | None = None  # to evaluate on; None: all
     dim: int = 20  # of quadratics
     heterogeneity: str = "mild"  # of quadratics
     sigma: float = 0.0  # of quadratics
@@ -153,6 +155,10 @@ def _check_relevance(config: Config) -> None:
         raise UsageError(
             f"data.{min(given)} belongs to the data set quadratics, but the data set is {config.data.dataset}"
         )
+    if config.data.dataset == "quadratics":
+        for name in ("holdout", "test_samples"):
+            if value := getattr(config.data, name):
+                raise UsageError(f"quadratics has no samples to choose from, but data.{name} is {value:g}")
     if config.data.dataset == "quadratics" and config.model.model_fields_set:
         raise UsageError(f"quadratics brings its own model, but model.{min(config.model.model_fields_set)} is set")
 
@@ -256,7 +262,7 @@ def federation_of(config: Config) -> Federation:
     data = config.data
     return load_federation(
         data.dataset, data.clients, partition_name(config), data.alpha, config.run.seed, data.data_dir,
-        shards_per_client=data.shards_per_client,
+        holdout=data.holdout, test_samples=data.test_samples, shards_per_client=data.shards_per_client,
     )  # fmt: skip
 
 

@@ -1,0 +1,142 @@
+"""The picture of a sweep: a matrix of numbers over two keys, a curve over one, a panel per key over more."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+NONE = "#D9D9D9"
+BEST = "#D55E00"
+LINE = "#0072B2"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of a sweep: its values by key, its mean and spread, and a word where there is none, or more to say."""
+
+    point: Mapping[str, Any]
+    mean: float | None
+    spread: float | None = None
+    note: str = ""
+
+
+def draw_sweep(cells: Sequence[Cell], path: Path, metric: str, more_is_better: bool, title: str) -> list[Path]:
+    """Draw the points and mark the best; return the PNG and the PDF."""
+    keys = list(cells[0].point)
+    grid = len({tuple(map(str, cell.point.values())) for cell in cells}) == math.prod(
+        len({str(cell.point[key]) for cell in cells}) for key in keys
+    )
+    known = [cell for cell in cells if cell.mean is not None]
+    # Points that were stopped early are worse by judgement, not by number: the best is the first that was not.
+    best = max(
+        known, key=lambda cell: (not cell.note, (cell.mean or 0.0) * (1 if more_is_better else -1)), default=None
+    )
+    if len(keys) == 2 and grid:
+        figure = _matrix(cells, keys, metric, more_is_better, best)
+    else:
+        figure = _panels(cells, keys, metric, more_is_better, best)
+    figure.suptitle(title, fontsize=11)
+    written = [path.with_name(path.name + ending) for ending in (".png", ".pdf")]
+    figure.savefig(written[0], dpi=130)
+    figure.savefig(written[1], metadata={"CreationDate": None})  # the same data give the same file
+    return written
+
+
+def _matrix(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better: bool, best: Cell | None) -> Figure:
+    down, across = ([*{str(cell.point[key]): None for cell in cells}] for key in keys)
+    means = np.full((len(down), len(across)), np.nan)
+    figure = Figure(figsize=(2.4 + 0.95 * len(across), 1.7 + 0.62 * len(down)), layout="constrained")
+    axes = figure.subplots()
+    places = {
+        id(cell): (down.index(str(cell.point[keys[0]])), across.index(str(cell.point[keys[1]]))) for cell in cells
+    }
+    for cell in cells:
+        means[places[id(cell)]] = math.nan if cell.mean is None else cell.mean
+    axes.set_facecolor(NONE)
+    shown = np.log(means) if metric == "test_loss" and np.nanmin(means, initial=1.0) > 0 else means
+    image = axes.imshow(shown, cmap="viridis" if more_is_better else "viridis_r", aspect="auto")
+    for cell in cells:
+        row, column = places[id(cell)]
+        red, green, blue, _ = image.cmap(image.norm(shown[row, column])) if cell.mean is not None else (1, 1, 1, 1)
+        dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
+        axes.text(column, row, _words(cell, metric), ha="center", va="center", fontsize=8, color="w" if dark else "k")
+        if cell is best:
+            axes.add_patch(_frame(row, column))
+    axes.set_xticks(range(len(across)), across)
+    axes.set_yticks(range(len(down)), down)
+    axes.set_xlabel(keys[1])
+    axes.set_ylabel(keys[0])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _frame(row: int, column: int) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, fill=False, edgecolor=BEST, linewidth=2.5)
+
+
+def _words(cell: Cell, metric: str) -> str:
+    if cell.mean is None:
+        return cell.note or "-"
+    accuracy = metric == "test_accuracy"
+    number = f"{100 * cell.mean:.1f}" if accuracy else f"{cell.mean:.3g}"
+    if cell.spread is not None:
+        number += f"\n± {100 * cell.spread:.1f}" if accuracy else f"\n± {cell.spread:.1g}"
+    return f"{number}\n{cell.note}" if cell.note else number
+
+
+def _panels(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better: bool, best: Cell | None) -> Figure:
+    """Draw every point over each key, and a line through the best at each value."""
+    figure = Figure(figsize=(1.4 + 3.8 * len(keys), 3.8), layout="constrained")
+    scale = 100 if metric == "test_accuracy" else 1
+    choose = max if more_is_better else min
+    for axes, key in zip(figure.subplots(1, len(keys), sharey=True, squeeze=False)[0], keys, strict=True):
+        values = sorted({cell.point[key] for cell in cells}, key=_order)
+        at = _places(axes, values)
+        finals: dict[float, list[float]] = {}
+        for cell in cells:
+            x = at[str(cell.point[key])]
+            if cell.mean is None:
+                axes.plot([x], [0.02], "x", color="#555555", transform=axes.get_xaxis_transform())
+                continue
+            spread = None if cell.spread is None else scale * cell.spread
+            look: dict[str, Any] = {"color": BEST if cell is best else LINE, "alpha": 1.0 if not cell.note else 0.35}
+            axes.errorbar([x], [scale * cell.mean], spread, fmt="o", markersize=4, capsize=2, linewidth=0.8, **look)
+            if not cell.note:
+                finals.setdefault(x, []).append(scale * cell.mean)
+        if len(finals) < len(cells) or len(keys) == 1:
+            order = sorted(finals)
+            axes.plot(order, [choose(finals[x]) for x in order], color=LINE, linewidth=1.2, alpha=0.8)
+        axes.set_xlabel(key)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, linewidth=0.6)
+    first = figure.axes[0]
+    means = [cell.mean for cell in cells if cell.mean is not None]
+    if metric == "test_loss" and means and min(means) > 0 and max(means) / min(means) > 100:
+        first.set_yscale("log")
+    first.set_ylabel("test accuracy, %" if scale == 100 else metric.replace("_", " "))
+    if any(cell.mean is None for cell in cells):
+        figure.supxlabel("crosses: diverged or failed", fontsize=8, color="#555555")
+    return figure
+
+
+def _places(axes: Axes, values: list[Any]) -> dict[str, float]:
+    """Return where each value stands: numbers to scale, on a log scale if they span one; words side by side."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        if values[0] > 0 and values[-1] / values[0] >= 8:
+            axes.set_xscale("log")
+        return {str(value): float(value) for value in values}
+    axes.set_xticks(range(len(values)), [str(value) for value in values])
+    return {str(value): float(place) for place, value in enumerate(values)}
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    number = isinstance(value, int | float)
+    return (not number, value if number else str(value))

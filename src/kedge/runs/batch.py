@@ -1,0 +1,234 @@
+"""Many runs: each a directory, several at once in processes of their own, and none done twice.
+
+A finished directory is read, an unfinished one goes on from its checkpoint: so calling `run_batch` again with the same
+jobs goes on with whatever an earlier call left, however that ended.
+"""
+
+import os
+import time
+import tomllib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from kedge.errors import RunWarning, UsageError
+from kedge.files import WriteError, locked, make_directory
+from kedge.problem.checks import whole
+from kedge.runs.config import (
+    Config,
+    Problem,
+    algorithm_of,
+    check,
+    eval_every,
+    load_toml,
+    problem_of,
+    resolved,
+    run_config,
+)
+from kedge.runs.directory import Row, RunDirectory, to_toml
+from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
+from kedge.runs.simulate import DivergedError
+from kedge.simulator import Settings, Simulation
+
+FREE = frozenset({
+    ("run", "rounds"), ("run", "device"), ("run", "engine"), ("run", "workers"), ("run", "threads"),
+    ("run", "state_memory"), ("run", "checkpoint_every"), ("data", "data_dir"),
+})  # fmt: skip
+"""In what a job may differ from the run in its directory: how far it goes, where its data are, how it is computed."""
+
+OFTEN = 0.1
+"""Seconds between two reports of rounds that were not evaluated."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job came to."""
+
+    path: Path
+    history: list[Row]
+    """A row per evaluated round, up to the rounds that were asked for."""
+    diverged: int | None = None
+    """The round in which it did."""
+    error: str | None = None
+    """Why it failed, in one sentence; calling again tries again."""
+
+    @property
+    def last(self) -> Row | None:
+        """The last row of a run that came to its end; None if it diverged or failed."""
+        return self.history[-1] if self.diverged is None and self.error is None else None
+
+    @property
+    def round(self) -> int:
+        """How far it came, as far as is known."""
+        return self.diverged or int(self.history[-1]["round"] if self.history else 0)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a job: it has played a round, or it has ended."""
+
+    name: str
+    round: int
+    row: Row | None = None
+    """The round's metrics, where it was evaluated."""
+    outcome: Outcome | None = None
+    """Set when the job has ended."""
+    found: bool = False
+    """It had ended before this call: its directory was read."""
+
+
+def run_batch(
+    jobs: Mapping[str, Config],
+    root: Path,
+    processes: int | None = None,
+    watch: Callable[[Event], None] = lambda event: None,
+    stop: Stop = lambda: False,
+) -> dict[str, Outcome]:
+    """Run checked configurations, each in the directory ``root / name``, and return what they came to.
+
+    Args:
+        jobs: a configuration per name. All directories are looked at before the first run starts; one that holds
+            another configuration is refused.
+        root: where the directories are.
+        processes: how many runs at once, each in a process of one thread; None is one per core. If it is one, the
+            runs happen in this process, on all cores.
+        watch: called in this process for every job that ends, and for running ones at every evaluation and, in
+            between, a few times a second.
+        stop: asked at least a few times a second; True stops every run after its round, with a checkpoint. So does
+            Ctrl-C where there are several at once; it is then raised. What was stopped or not begun is missing in the
+            result.
+
+    A job that fails, diverges, or whose process is killed says so in its outcome and stops no other.
+    """
+    count = available_cores() if processes is None else whole("processes", processes, 1)
+    outcomes: dict[str, Outcome] = {}
+
+    def end(name: str, outcome: Outcome, *, found: bool = False) -> None:
+        outcomes[name] = outcome
+        watch(Event(name, outcome.round, outcome=outcome, found=found))
+
+    def report(name: str, message: Message) -> None:
+        match message:
+            case Played(round, row):
+                watch(Event(name, round, row))
+            case Warned(text):
+                warnings.warn(text, RunWarning, stacklevel=2)
+            case Ended(None):
+                outcome = read_outcome(root / name, jobs[name])
+                if outcome is not None:  # else it was stopped
+                    end(name, outcome)
+            case Ended(error):
+                end(name, Outcome(root / name, _rows(root / name), error=error))
+
+    make_directory(root)
+    with locked(root):
+        before = {name: read_outcome(root / name, config) for name, config in jobs.items()}
+        for name, outcome in before.items():
+            if outcome is not None:
+                end(name, outcome, found=True)
+        waiting = [Job(name, root / name, jobs[name], _key(jobs[name])) for name in jobs if before[name] is None]
+        if min(count, len(waiting)) > 1:
+            run_in_processes(play_alone, waiting, count, report, stop)
+        else:
+            for job in waiting:
+                if not stop():
+                    _play(job, job.config, lambda message, name=job.name: report(name, message), stop)  # type: ignore[misc]
+    return {name: outcomes[name] for name in jobs if name in outcomes}
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read_outcome(path: Path, config: Config) -> Outcome | None:
+    """Return what the run in a directory came to in the rounds of ``config``; None if it has yet to play some."""
+    directory = RunDirectory(path, resume=True)
+    _check_same(path, config)
+    summary, rows, rounds = directory.summary(), directory.metrics(), config.run.rounds
+    history = [row for row in rows if row["round"] <= rounds]
+    diverged = None if summary is None else summary.get("diverged_in_round")
+    if diverged is not None and diverged <= rounds:
+        return Outcome(path, history, diverged)
+    evaluated = bool(history) and history[-1]["round"] == rounds
+    # A row may be there although the run was killed before its model was: it is whole if there is a summary, or more.
+    return Outcome(path, history) if evaluated and (summary is not None or len(rows) > len(history)) else None
+
+
+def rehearse(config: Config) -> None:
+    """Load the data and prepare the first round, and play nothing: what is wrong is said before anything runs."""
+    run, problem = config.run, _problem(_Wanted(_key(config), config))
+    whole("rounds", run.rounds, 1)
+    whole("eval_every", eval_every(config), 1)
+    settings = Settings(
+        cohort=None if run.cohort == "all" else run.cohort, local_steps=run.local_steps, local_epochs=run.local_epochs,
+        batch_size=None if run.batch_size == "full" else run.batch_size, weight_decay=run.weight_decay,
+        weights=run.weights, lost_replies=run.lost_replies, seed=run.seed,
+    )  # fmt: skip
+    method, loss = algorithm_of(config), problem.loss
+    Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1).close()
+
+
+def _check_same(path: Path, config: Config) -> None:
+    """Refuse a directory whose run has another configuration."""
+    file = path / "config.toml"
+    if not file.exists():
+        return
+    there, here = (tomllib.loads(to_toml(resolved(run))) for run in (check(load_toml(file)), config))
+    for section, values in here.items():
+        for key in dict.fromkeys([*there[section], *values]):
+            ours, theirs = values.get(key), there[section].get(key)
+            if (section, key) not in FREE and ours != theirs:
+                raise UsageError(f"{path} is of another run: {section}.{key} is {theirs!r} there, but {ours!r} here")
+
+
+def _rows(path: Path) -> list[Row]:
+    return RunDirectory(path, resume=True).metrics()
+
+
+def play_alone(job: Job, send: Send, stop: Stop) -> None:
+    """Play a job in a process that has one core to itself."""
+    run = job.config.run.model_copy(update={"workers": 1, "threads": 1})
+    _play(job, job.config.model_copy(update={"run": run}), send, stop)
+
+
+def _play(job: Job, config: Config, send: Send, stop: Stop) -> None:
+    told = 0.0
+
+    def watch(done: int, row: Row | None) -> None:
+        nonlocal told
+        if row is not None or time.monotonic() - told >= OFTEN:
+            told = time.monotonic()
+            send(Played(done, row))
+
+    error: str | None = None
+    try:
+        directory = RunDirectory(job.path, resolved(job.config), resume=True)
+        run_config(config, _problem(_Wanted(job.problem, config)), directory, watch, resume=True, stop=stop)
+    except DivergedError:
+        pass  # its directory says so
+    except (UsageError, WriteError) as problem:
+        error = str(problem)
+    except MemoryError:
+        error = "out of memory; take fewer clients, local steps, opening batches or a smaller batch_size"
+    except Exception as problem:  # of somebody's own algorithm, say: the other jobs go on
+        error = f"{type(problem).__name__}: {problem}"
+    send(Ended(error))
+
+
+def _key(config: Config) -> str:
+    """Return what determines the problem of a configuration: equal texts, equal problems."""
+    return repr((config.data, config.model, config.run.seed))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    text: str
+    config: Config = field(compare=False)
+
+
+@lru_cache(maxsize=2)
+def _problem(wanted: _Wanted) -> Problem:
+    return problem_of(wanted.config)

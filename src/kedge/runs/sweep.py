@@ -1,0 +1,308 @@
+"""A sweep: one configuration at many points and seeds, all at once, in rungs of more and more rounds, or as found.
+
+Its directory holds `sweep.toml`, which says what it is, and `runs/<point>-seed<k>/`, ordinary directories of runs.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import UsageError
+from kedge.files import make_directory, write_atomically
+from kedge.problem.checks import whole
+from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
+from kedge.runs.config import Config, absolute_place, check, eval_every, load_toml, merged
+from kedge.runs.directory import to_toml
+from kedge.runs.grid import Axis, Point, corners, extended, parse_grid, point_name, points
+from kedge.runs.optuna_search import Study, require_optuna
+
+METRICS = {"test_accuracy": True, "test_loss": False}
+"""What a sweep may look for, and whether more is better."""
+
+FILE = "sweep.toml"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep is."""
+
+    base: Mapping[str, Any]
+    axes: Mapping[str, Axis]
+    seeds: int = 3
+    metric: str = "test_accuracy"
+    halving: int | None = None
+    """After each rung, one of so many points goes on, with so many times the rounds."""
+    trials: int | None = None
+    """How many points optuna is to try."""
+
+    def config(self, point: Point, seed: int = 0, rounds: int | None = None) -> Config:
+        """Return the checked configuration of a run: ``seed`` counts from that of the base."""
+        config = check(merged(self.base, point.items()))
+        run = config.run.model_copy(
+            update={
+                "seed": config.run.seed + seed, "rounds": rounds or config.run.rounds,
+                "eval_every": eval_every(config),  # of the last rung, so that all rungs have it
+            }
+        )  # fmt: skip
+        return config.model_copy(update={"run": run})
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is."""
+        if self.metric not in METRICS:
+            raise UsageError(f"metric is {self.metric!r}, but must be one of {', '.join(METRICS)}")
+        for name, value, least in (("seeds", self.seeds, 1), ("halving", self.halving, 2), ("trials", self.trials, 1)):
+            if value is not None and value < least:
+                raise UsageError(f"{name} is {value}, but must be at least {least}")
+        if self.trials is not None:
+            require_optuna()
+        if self.halving is not None and self.trials is not None:
+            raise UsageError("halving and a search by optuna exclude each other")
+        if self.halving is not None and "run.rounds" in self.axes:
+            raise UsageError("--grid names run.rounds, but with halving the rungs decide on the rounds")
+
+
+def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration that holds from any directory."""
+    places: dict[str, Callable[[str], str]] = {
+        "algorithm.name": absolute_place, "data.data_dir": lambda path: str(Path(path).absolute()),
+    }  # fmt: skip
+    changes = []
+    for key, place in places.items():
+        section, _, name = key.partition(".")
+        values = base.get(section)
+        if isinstance(values, dict) and isinstance(values.get(name), str):
+            changes.append((key, place(values[name])))
+    return merged(base, changes)
+
+
+def read_plan(path: Path) -> Plan:
+    """Return what the sweep in a directory is."""
+    file = path / FILE
+    if not file.is_file():
+        raise UsageError(f"{path} has no {FILE}, so it is not the directory of a `kedge sweep`")
+    sections = load_toml(file)
+    about = sections.pop("sweep", {})
+    try:
+        return Plan(sections, parse_grid(about.pop("grid")), **about)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+
+
+def write_plan(path: Path, plan: Plan) -> None:
+    """Write what the sweep in a directory is."""
+    about = {
+        "grid": [f"{key}={axis}" for key, axis in plan.axes.items()], "seeds": plan.seeds, "metric": plan.metric,
+        "halving": plan.halving, "trials": plan.trials,
+    }  # fmt: skip
+    make_directory(path)
+    write_atomically(path / FILE, to_toml({"sweep": about} | dict(plan.base)).encode())
+
+
+def joined(there: Plan, here: Plan) -> Plan:
+    """Return the sweep that goes on with ``there``: it may have more values, seeds and trials, nothing else."""
+    for section in dict.fromkeys([*there.base, *here.base]):
+        before, now = there.base.get(section, {}), here.base.get(section, {})
+        for key in dict.fromkeys([*before, *now]):
+            if (section, key) not in FREE - {("run", "rounds")} and before.get(key) != now.get(key):
+                _refuse(f"{section}.{key}", before.get(key), now.get(key))
+    for name in ("metric", "halving"):
+        if getattr(there, name) != getattr(here, name):
+            _refuse(name, getattr(there, name), getattr(here, name))
+    if (there.trials is None) != (here.trials is None):
+        raise UsageError("a sweep of a grid does not go on as a search by optuna, nor the other way round")
+    axes = extended(there.axes, here.axes)
+    seeds = max(there.seeds, here.seeds)
+    if here.halving is not None and (axes != there.axes or seeds != there.seeds):
+        raise UsageError("the sweep that is there has another grid or number of seeds, and halving cannot be extended")
+    if here.trials is not None and (axes != there.axes or seeds != there.seeds):
+        raise UsageError("the search that is there has another grid or number of seeds; only trials can be added to it")
+    trials = None if there.trials is None or here.trials is None else max(there.trials, here.trials)
+    return Plan(here.base, axes, seeds, here.metric, here.halving, trials)
+
+
+def _refuse(name: str, there: Any, here: Any) -> None:
+    def said(value: Any) -> str:
+        return "not set" if value is None else repr(value)
+
+    raise UsageError(f"the sweep that is there is another one: {name} is {said(there)} there, but {said(here)} here")
+
+
+@dataclass
+class Standing:
+    """How a point stands."""
+
+    name: str
+    point: Point
+    seeds: int
+    rounds: int = 0
+    """How far its runs go, or went if it was stopped."""
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    """By seed, of the runs that have ended."""
+    stopped: bool = False
+    """It was not among the best of its rung."""
+
+    @property
+    def diverged(self) -> int:
+        """How many of its runs did."""
+        return sum(outcome.diverged is not None for outcome in self.outcomes.values())
+
+    @property
+    def failed(self) -> int:
+        """How many of its runs did."""
+        return sum(outcome.error is not None for outcome in self.outcomes.values())
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if self.failed:
+            return "failed"
+        if self.diverged:
+            return "diverged"
+        if self.stopped:
+            return "stopped"
+        return "finished" if len(self.outcomes) == self.seeds else "running" if self.outcomes else "waiting"
+
+    def values(self, metric: str) -> list[float]:
+        """Return the metric at the end of every run that came to its end."""
+        rows = [outcome.last for outcome in self.outcomes.values() if outcome.last is not None]
+        return [row[metric] for row in rows if metric in row]
+
+    def mean(self, metric: str) -> float | None:
+        """Return the mean over the seeds; None if there is none, or if a run diverged or failed."""
+        values = self.values(metric)
+        return statistics.fmean(values) if values and not self.diverged and not self.failed else None
+
+    def spread(self, metric: str) -> float | None:
+        """Return the standard deviation over the seeds."""
+        values = self.values(metric)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+
+def ranked(standings: Iterable[Standing], metric: str) -> list[Standing]:
+    """Return the best first: those that went furthest, by the metric; what diverged or failed comes last."""
+
+    def place(standing: Standing) -> tuple[bool, int, float]:
+        mean = standing.mean(metric)
+        if mean is None:
+            return (True, 0, 0.0)
+        return (False, -standing.rounds, -mean if METRICS[metric] else mean)
+
+    return sorted(standings, key=place)
+
+
+def rungs(count: int, rounds: int, factor: int) -> list[tuple[int, int]]:
+    """Return how many points play up to which round, rung after rung: the last rung plays all rounds."""
+    sizes = [count]
+    while sizes[-1] >= factor and rounds >= factor ** len(sizes):
+        sizes.append(sizes[-1] // factor)
+    return [(size, rounds // factor ** (len(sizes) - 1 - place)) for place, size in enumerate(sizes)]
+
+
+class Sweep:
+    """A sweep while it goes."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        path: Path,
+        processes: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Check every point; nothing is written before `run`."""
+        plan.check()
+        if processes is not None:
+            whole("workers", processes, 1)
+        self.plan = plan
+        self.path = path
+        self.processes = processes
+        self.standings: dict[str, Standing] = {}
+        self.rounds: dict[str, int] = {}  # played so far, by job
+        self.total = 0  # rounds in all
+        self.watch: Callable[[Event], None] = lambda event: None
+        self._stop = stop
+        self._jobs: dict[str, tuple[Standing, int]] = {}
+        self._rungs: list[tuple[int, int]] = []
+        if plan.trials is not None:
+            self.total = plan.trials * plan.seeds * self._rehearse(corners(plan.axes))
+        else:
+            rounds = self._rehearse(points(plan.axes))
+            for point in points(plan.axes):
+                self.add(point_name(point), point)
+                self.total += plan.config(point).run.rounds * plan.seeds
+            if plan.halving is not None:
+                self._rungs = rungs(len(self.standings), rounds, plan.halving)
+                before = [0, *(played for _, played in self._rungs)]
+                steps = [size * (played - last) for (size, played), last in zip(self._rungs, before, strict=False)]
+                self.total = sum(steps) * plan.seeds
+
+    def _rehearse(self, points: Iterable[Point]) -> int:
+        """Find what is wrong with any point; return the rounds of the last."""
+        rounds = 0
+        for point in points:
+            config = self.plan.config(point)
+            if config.data.dataset == "quadratics" and self.plan.metric == "test_accuracy":
+                raise UsageError("metric is test_accuracy, but quadratics has none; test_loss is what it has")
+            rehearse(config)
+            rounds = config.run.rounds
+        return rounds
+
+    def add(self, name: str, point: Point) -> Standing:
+        """Enter a point."""
+        if name in self.standings:
+            raise UsageError(f"two points of the grid would both be called {name}; write their values differently")
+        self.standings[name] = Standing(name, point, self.plan.seeds)
+        return self.standings[name]
+
+    def run(self) -> bool:
+        """Go on until all is done; False if it was stopped."""
+        write_plan(self.path, self.plan)
+        if self.plan.trials is not None:
+            return self._search(self.plan.trials)
+        if self.plan.halving is None:
+            return self.play(self.standings.values())
+        remaining = list(self.standings.values())
+        for size, rounds in self._rungs:
+            best = ranked(remaining, self.plan.metric)[:size] if size < len(remaining) else remaining
+            for standing in remaining:
+                standing.stopped = standing not in best
+            remaining = [standing for standing in remaining if not standing.stopped]
+            if not self.play(remaining, rounds):
+                return False
+        return True
+
+    def _search(self, trials: int) -> bool:
+        """Try what optuna proposes, as many points at once as there are processes for."""
+        study = Study(self.path, self.plan.axes, METRICS[self.plan.metric], check(self.plan.base).run.seed)
+        known, asked = study.trials(), True
+        while asked:
+            new = {number: self.add(f"trial{number:04d}", point) for number, point in known.items()}
+            if not self.play(new.values()):
+                return False
+            for number, standing in new.items():
+                study.tell(number, standing.mean(self.plan.metric))
+            at_once = -(-(self.processes or available_cores()) // self.plan.seeds)
+            known = study.ask(min(at_once, trials - len(self.standings)))
+            asked = bool(known)
+        return True
+
+    def play(self, standings: Iterable[Standing], rounds: int | None = None) -> bool:
+        """Play all seeds of some points; False if it was stopped."""
+        jobs: dict[str, Config] = {}
+        for standing in standings:
+            for seed in range(self.plan.seeds):
+                config = self.plan.config(standing.point, seed, rounds)
+                name = f"{standing.name}-seed{config.run.seed}"
+                jobs[name] = config
+                self._jobs[name] = standing, config.run.seed
+                if config.run.rounds > standing.rounds:  # what it came to in an earlier rung no longer counts
+                    standing.rounds, standing.outcomes = config.run.rounds, {}
+        return len(run_batch(jobs, self.path / "runs", self.processes, self._follow, self._stop)) == len(jobs)
+
+    def _follow(self, event: Event) -> None:
+        standing, seed = self._jobs[event.name]
+        self.rounds[event.name] = event.round if event.outcome is None else standing.rounds
+        if event.outcome is not None:
+            standing.outcomes[seed] = event.outcome
+        self.watch(event)

@@ -1,0 +1,135 @@
+"""Many runs at once: none done twice, none lost with another."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from kedge.errors import UsageError
+from kedge.runs.batch import _problem, available_cores, run_batch
+from kedge.runs.config import check, run_config
+
+TINY = {
+    "data": {"dataset": "quadratics", "clients": 4, "dim": 5},
+    "algorithm": {"name": "fedavg", "eta": 0.05},
+    "run": {"rounds": 4, "cohort": 2, "local_steps": 2, "batch_size": "full"},
+}
+
+
+def config(**changes):
+    sections = {name: dict(values) for name, values in TINY.items()}
+    for key, value in changes.items():
+        section, name = key.split("__")
+        sections[section][name] = value
+    return check(sections)
+
+
+def timeless(history):
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in history]
+
+
+def files(path):
+    return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in path.rglob("*") if file.is_file()}
+
+
+def test_every_job_is_the_run_it_would_be_alone(tmp_path):
+    jobs = {f"eta{eta}-{seed}": config(algorithm__eta=eta, run__seed=seed) for eta in (0.05, 0.1) for seed in (0, 1)}
+    events = []
+    outcomes = run_batch(jobs, tmp_path, 2, events.append)
+    assert list(outcomes) == list(jobs)
+    for name, job in jobs.items():
+        assert timeless(outcomes[name].history) == timeless(run_config(job).history)
+        assert outcomes[name].last["round"] == 4
+        assert outcomes[name].path == tmp_path / name
+    assert sorted(event.name for event in events if event.outcome is not None) == sorted(jobs)
+    assert {event.row["round"] for event in events if event.name == "eta0.05-0" and event.row} == {1, 2, 3, 4}
+    before = files(tmp_path)
+    again = run_batch(jobs, tmp_path, 2, events.append)
+    assert again == outcomes
+    assert files(tmp_path) == before
+    assert sum(event.found for event in events) == 4
+
+
+def test_a_batch_goes_on_with_more_rounds_and_reads_fewer(tmp_path):
+    longer = {"run": config(run__rounds=9, run__eval_every=1)}
+    short = run_batch({"run": config(run__rounds=3, run__eval_every=1)}, tmp_path)["run"]
+    outcome = run_batch(longer, tmp_path)["run"]
+    assert timeless(outcome.history) == timeless(run_config(longer["run"]).history)
+    assert outcome.history[:3] == short.history
+    before = files(tmp_path)
+    assert run_batch({"run": config(run__rounds=3, run__eval_every=1)}, tmp_path)["run"] == short
+    assert files(tmp_path) == before
+
+
+def test_failures_are_told_and_stop_no_other(tmp_path):
+    jobs = {"wild": config(algorithm__eta=1e30), "large": config(run__cohort=9), "good": config()}
+    outcomes = run_batch(jobs, tmp_path, 1)
+    assert outcomes["wild"].diverged in (1, 2, 3, 4)
+    assert outcomes["wild"].last is None
+    assert outcomes["large"].error == "cohort is 9, but the federation has 4 clients"
+    assert outcomes["large"].last is None
+    assert outcomes["good"].last["round"] == 4
+
+
+def test_a_directory_of_another_run_or_of_something_else_is_refused_before_anything_runs(tmp_path):
+    run_batch({"b": config()}, tmp_path)
+    with pytest.raises(UsageError, match=r"b is of another run: algorithm.eta is 0.05 there, but 0.2 here"):
+        run_batch({"a": config(), "b": config(algorithm__eta=0.2)}, tmp_path)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "precious").write_text("mine")
+    with pytest.raises(UsageError, match="c, but that directory is not empty"):
+        run_batch({"a": config(), "c": config()}, tmp_path)
+    assert not (tmp_path / "a").exists()
+
+
+def reached(path):
+    return max(int(file.stem.removeprefix("round-")) for file in (path / "checkpoint").glob("round-*.json"))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_stopped_goes_on_to_the_same_bits(tmp_path, processes):
+    endless = {name: config(run__rounds=10**7, run__eval_every=5, run__seed=seed) for seed, name in enumerate("ab")}
+    started = set()
+
+    def watch(event):
+        first = len(started) < 2
+        started.add(event.name)
+        if first and started == {"a", "b"}:
+            raise KeyboardInterrupt
+
+    if processes == 1:
+        assert run_batch(endless, tmp_path, 1, watch, lambda: bool(started)) == {}
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run_batch(endless, tmp_path, 2, watch)
+    jobs = {name: config(run__rounds=reached(tmp_path / name) + 3, run__eval_every=5, run__seed="ab".index(name))
+            for name in started}  # fmt: skip
+    outcomes = run_batch(jobs, tmp_path, 1)
+    for name, job in jobs.items():
+        assert timeless(outcomes[name].history) == timeless(run_config(job).history)
+
+
+def test_a_killed_process_loses_its_job_alone(tmp_path):
+    jobs = {"endless": config(run__rounds=10**7, run__eval_every=5)} | {seed: config(run__seed=seed) for seed in (1, 2)}
+    jobs = {str(name): job for name, job in jobs.items()}
+    killed = []
+
+    def watch(event):
+        if event.name == "endless" and event.row and not killed:
+            killed.extend(multiprocessing.active_children())
+            for child in killed:
+                os.kill(child.pid, signal.SIGKILL)
+
+    outcomes = run_batch(jobs, tmp_path, 2, watch)
+    assert outcomes["endless"].error == "its process was ended by SIGKILL"
+    assert outcomes["endless"].history
+    assert all(outcomes[name].last or outcomes[name].error == outcomes["endless"].error for name in "12")
+    assert outcomes["1"].last or outcomes["2"].last
+
+
+def test_a_problem_is_loaded_once_and_left_as_it_was(tmp_path):
+    _problem.cache_clear()
+    run_batch({str(eta): config(algorithm__eta=eta) for eta in (0.01, 0.02, 0.03)}, tmp_path, 1)
+    assert (_problem.cache_info().misses, _problem.cache_info().hits) == (1, 2)
+    assert 1 <= available_cores() <= (os.cpu_count() or 1)
