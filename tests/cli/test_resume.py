@@ -1,6 +1,5 @@
 """`kedge resume`, and how a run is stopped."""
 
-import json
 import os
 import signal
 import tomllib
@@ -167,12 +166,3 @@ def test_a_directory_in_which_only_the_configuration_was_begun_counts_as_empty(t
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / f"config.toml{PART}").write_text("[da")
     assert run("run") == 0
-
-
-def test_a_comparison_leaves_no_checkpoints_unless_asked(tmp_path):
-    command = ["compare", "--algorithms", "fedavg", "--seeds", "1", "--rounds", "2", "--clients", "10"]
-    assert execute([*command, "--out", "plain"]) == 0
-    assert not list((tmp_path / "plain").rglob("checkpoint"))
-    assert execute([*command, "--set", "run.checkpoint_every=1", "--out", "saved"]) == 0
-    file = next((tmp_path / "saved").rglob("checkpoint/round-00000002.json"))
-    assert json.loads(file.read_text())["round"] == 2

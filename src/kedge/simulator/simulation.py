@@ -25,7 +25,7 @@ from kedge.problem.checks import real, whole, whole_seed
 from kedge.problem.keyed import LOSS, keyed, sample_cohort
 from kedge.simulator.cohort import AnyExchange, Cohorts, Reply
 from kedge.simulator.engines import Engine, FlatModule, Loss, make_engines, try_model
-from kedge.simulator.engines.module import ModuleEngine
+from kedge.simulator.engines.module import ModuleEngine, convolves
 from kedge.simulator.pool import Pool, thread_count
 from kedge.simulator.ranks import Ranks, Rows
 from kedge.simulator.shards import Replies, Values, completed, summed
@@ -99,7 +99,7 @@ class Simulation:
                 raise UsageError(f"{name} is {getattr(self, name)!r}, but must be a {kind.__module__}.{kind.__name__}")
         dtype = next(self.model.parameters(), torch.zeros(0)).dtype
         device = usable_device(self.device)
-        self.federation = self.federation.to(dtype, device)
+        self.federation = self.federation.to(dtype, device, channels_last=convolves(self.model, self.federation))
         self._sizes = self.federation.sizes
         self._samples = int(self._sizes.sum())
         self._check()
