@@ -84,7 +84,7 @@ def test_compare_writes_table_figure_and_numbers(tmp_path, capsys):
         "both",
         "--target",
         "0.1",
-    ]
+    ]  # in processes, as it comes
     assert execute(command) == 0
     printed = capsys.readouterr().out
     assert "fedavg" in printed
@@ -100,8 +100,22 @@ def test_compare_writes_table_figure_and_numbers(tmp_path, capsys):
     assert metrics(tmp_path / "again") == metrics(again.parent)
 
 
+def test_the_same_comparison_again_goes_on_and_does_nothing_twice(tmp_path, capsys):
+    command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold-m", "--out", "both", "--workers", "1", "--seeds"]
+    assert execute([*command, "1"]) == 0
+    runs = tmp_path / "both" / "runs"
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in runs.rglob("*") if file.is_file()}
+    assert execute([*command, "2"]) == 0
+    after = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in runs.rglob("*") if file.is_file()}
+    assert {file: after[file] for file in before} == before
+    assert sorted(path.name for path in runs.iterdir()) == ["fedavg-0", "fedavg-1", "scaffold-m-0", "scaffold-m-1"]
+    assert execute([*command, "2", "--eta", "0.3"]) == 2
+    assert "fedavg-0 is of another run: algorithm.eta is" in capsys.readouterr().err
+
+
 def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
     command = ["compare", *QUICK, "--algorithms", "fedavg,fedavg-m", "--seeds", "1", "--out", "both", "--beta", "0.5"]
+    command += ["--workers", "1"]
     assert execute([*command, "--eta", "0.3", "--set", "fedavg-m.eta=0.7"]) == 0
     configs = [tomllib.loads((tmp_path / "both" / "runs" / f"{n}-0" / "config.toml").read_text())["algorithm"]
                for n in ("fedavg", "fedavg-m")]  # fmt: skip
@@ -110,7 +124,7 @@ def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
 
 def test_a_comparison_goes_on_when_one_run_diverges(capsys):
     command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--set", "fedavg.eta=1e30"]
-    assert execute(command) == 0
+    assert execute([*command, "--workers", "1"]) == 0
     assert "1 of 1 diverged" in capsys.readouterr().out
 
 
@@ -219,6 +233,9 @@ def _no_network(*_, **__):
             "mnist is not in nowhere",
         ),
         (["compare", "--seeds", "0"], "seeds is 0, but must be at least 1"),
+        (["compare", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
+        (["compare", "--cohort", "50"], "cohort is 50, but the federation has 40 clients"),
+        (["compare", "--out", "used"], "out is used, but that directory is not empty; nothing was overwritten"),
         (["compare", "--target", "2"], "target is 2, but must be above 0 and at most 1"),
         (["compare", "--algorithms", ","], "algorithms is empty"),
         (["compare", "--algorithms", "fedavg", "--set", "scaffold.eta=1"], "the comparison has only fedavg"),

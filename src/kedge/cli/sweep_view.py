@@ -26,8 +26,8 @@ class View:
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
         self._running: dict[str, Event] = {}
-        self._ended = 0
-        self._found = 0  # of those, by an earlier command
+        self._ended: set[str] = set()
+        self._found: set[str] = set()  # of those, by an earlier command
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("rounds,"),
             TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("to go"),
@@ -54,21 +54,23 @@ class View:
             )  # fmt: skip
             return
         self._running.pop(event.name, None)
-        self._ended += 1
-        self._found += event.found
+        self._ended.add(event.name)
+        if event.found:
+            self._found.add(event.name)
         if not output.is_terminal and not event.found:
             output.print(f"{event.name}: {result(event.outcome)}", highlight=False, soft_wrap=True)
 
     def _render(self) -> Group:
         sweep = self._sweep
-        self._bar.update(self._task, description=f"{self._ended} runs done" + (
-            f" ({self._found} before)" if self._found else ""))  # fmt: skip
+        before = f" ({len(self._found)} before)" if self._found else ""
+        self._bar.update(self._task, description=f"{len(self._ended)} runs done{before}")
         now = Table(box=None, pad_edge=False, show_header=False)
         for name, event in sorted(self._running.copy().items()):
-            now.add_row("running", name, f"round {event.round}", number(sweep.plan.metric, (event.row or {}).get(
-                sweep.plan.metric)))  # fmt: skip
+            value = (event.row or {}).get(sweep.plan.metric)
+            now.add_row("running", name, f"round {event.round}", number(sweep.plan.metric, value))
         best = ranked([s for s in list(sweep.standings.values()) if s.outcomes], sweep.plan.metric)
-        return Group(_table(sweep, best[:LIVE], "best so far"), now, self._bar)
+        table = [_table(sweep, best[:LIVE], "best so far")] if best else []
+        return Group(*table, now, self._bar)
 
 
 def number(metric: str, value: float | None) -> str:
