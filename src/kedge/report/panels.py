@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 
 from kedge.report.figures import COLOURS, STYLES
 
+FORMATS = ("png", "pdf")
+
 Points = tuple[list[float], list[float]]
 """x and y of one run."""
 
@@ -38,7 +40,9 @@ class View:
     marker: str = ""
 
 
-def draw_views(rows: Sequence[Sequence[View]], path: Path, title: str, note: str) -> list[Path]:
+def draw_views(
+    rows: Sequence[Sequence[View]], path: Path, title: str, note: str, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """Draw the views as a table; a line has one look in all of them."""
     columns = max(len(row) for row in rows)
     figure = Figure(figsize=(4.6 * columns + 2.0, 3.4 * len(rows) + 1.3), layout="constrained")
@@ -55,9 +59,9 @@ def draw_views(rows: Sequence[Sequence[View]], path: Path, title: str, note: str
     figure.legend([handles[name] for name in order], order, loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")
-    written = [path.with_name(path.name + ending) for ending in (".png", ".pdf")]
-    figure.savefig(written[0], dpi=90)
-    figure.savefig(written[1], metadata={"CreationDate": None})
+    written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
+    for file in written:  # without a date: the same data give the same file
+        figure.savefig(file, dpi=90, metadata={"CreationDate": None} if file.suffix == ".pdf" else None)
     return written
 
 

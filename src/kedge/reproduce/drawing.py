@@ -3,13 +3,14 @@
 import textwrap
 from pathlib import Path
 
-from kedge.report.panels import Series, View, draw_views
+from kedge.report.panels import FORMATS, Series, View, draw_views
 from kedge.reproduce.plan import PROTOCOLS, Plan
 from kedge.reproduce.results import Curve, Measure, megabytes
 
 
 def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path) -> None:
-    """Write figure.png and .pdf, and budgets.png and .pdf."""
+    """Write figure.png and .pdf, and budgets.png and .pdf; at the smoke scale, which is in a hurry, no .pdf."""
+    formats = FORMATS[:1] if plan.scale == "smoke" else FORMATS
     experiment, lines = plan.experiment, list(plan.experiment.all_lines())
     panels = list(experiment.panels_at(plan.scale))
     if experiment.sweep:
@@ -24,10 +25,10 @@ def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path)
     heading = f"{experiment.title} ({experiment.figure}), {plan.scale} scale"
     bands = "" if len(lines) > 8 else "; bands: smallest to largest"
     note = f"Lines: mean of {len(plan.seeds)} seeds{bands}. Reduced: {plan.size.reduced}."
-    draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])))
+    draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
     budgets = [[_over(curves, panel, "tuned", key, "test_accuracy") for key in ("gradients", "megabytes")]
                for panel in panels]  # fmt: skip
-    draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", textwrap.fill(note, 150))
+    draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", textwrap.fill(note, 150), formats)
 
 
 def _over(curves: list[Curve], panel: str, protocol: str, key: str, metric: str) -> View:

@@ -7,11 +7,10 @@ model's layers. Only the speed is a guess: that of one core of a small machine, 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
 from kedge.cost import cost
 from kedge.problem import build_model
@@ -77,8 +76,17 @@ def _work(model: str, dataset: str, widths: tuple[int, ...], width: int | None) 
     """Return the operations of a forward pass per sample, and how many a core does in a second."""
     options: dict[str, Any] = ({"widths": widths} if widths else {}) | ({"width": width} if width else {})
     module = build_model(model, _SHAPES[dataset], 10, **options).to("meta").eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(torch.empty((1, *_SHAPES[dataset]), device="meta"))
-    channels = [part.out_channels for part in module.modules() if isinstance(part, nn.Conv2d)]
-    speed = CONVOLUTIONS * (channels[0] / 8) ** (2 / 3) if channels else PRODUCTS
-    return float(counter.get_total_flops()), speed
+    work = 0.0
+
+    def count(layer: nn.Module, _: Any, output: Tensor) -> None:
+        nonlocal work
+        weight = cast("Tensor", layer.weight)  # every output takes a product with one row of it
+        work += 2 * output.numel() * weight[0].numel()
+
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    for layer in layers:
+        layer.register_forward_hook(count)
+    module(torch.empty((1, *_SHAPES[dataset]), device="meta"))
+    first = layers[0]
+    speed = CONVOLUTIONS * (first.out_channels / 8) ** (2 / 3) if isinstance(first, nn.Conv2d) else PRODUCTS
+    return work, speed
