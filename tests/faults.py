@@ -1,6 +1,6 @@
 """Fault injection: break runs in every way we could think of, resume them, and compare with an unbroken run to the bit.
 
-`python -m tests.faults --kills 60` is the long form (some minutes; as root also on a real disk that is full); the test
+`python -m tests.faults --kills 70` is the long form (some minutes; as root also on a real disk that is full); the test
 suite runs a short one. It prints a table of what was tried, how often, and what was lost.
 """
 

@@ -51,7 +51,7 @@ class Schedule:
         self.interval = interval
         self.spent = 0.0  # seconds, in checkpoints
         self._last = 0.0  # when the last one was over
-        self._slower = 1.0  # than guessed, the last one was
+        self._slower = 1.0  # than guessed, they are
 
     def is_due(self, round: int, elapsed: float, size: int) -> bool:
         """Say whether to checkpoint after this round; one would write ``size`` bytes."""
@@ -70,7 +70,8 @@ class Schedule:
         """Note what a checkpoint took."""
         self.spent += seconds
         self._last = elapsed
-        self._slower = seconds / _guess(size)
+        # A slow one may come again: it is forgotten by halves.
+        self._slower = max(seconds / _guess(size), self._slower / 2)
 
 
 def _guess(size: int) -> float:
