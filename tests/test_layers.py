@@ -17,7 +17,9 @@ ALLOWED = {
     "simulator": CORE | {"files", "problem"},
     "runs": CORE | {"files", "problem", "simulator", "algorithms"},
     "report": CORE | {"algorithms"},
-    "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report"},
+    "__main__": {"cli"},
+    "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
+    "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
 } | {name: CORE - {name} for name in CORE - {"errors"}}
 
 

@@ -11,6 +11,7 @@ that of the middle half.
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -174,6 +175,7 @@ def main() -> None:
             parser.error("--rounds must be at least two more than --warmup")
         if odd := [name for name in arguments.workloads if name not in WORKLOADS or WORKLOADS[name].model != "mlp"]:
             parser.error(f"{odd[0]} is not a workload with an MLP")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a run's processes end with it
     arguments.function(arguments)
 
 

@@ -45,6 +45,15 @@ class ExchangeCost:
     needs: Needs
 
 
+class Trace(NamedTuple):
+    """What an exchange costs, the reply, and the states that it leaves."""
+
+    cost: ExchangeCost
+    up: Any
+    server: Any
+    client: Any
+
+
 @dataclass(frozen=True)
 class Cost:
     """The cost of an algorithm: per client, exchange by exchange, and its state."""
@@ -91,8 +100,8 @@ def trace(
     client: Any,
     base: Effort,
     sent: dict[str, Any],
-) -> tuple[ExchangeCost, Any, Any]:
-    """Run one exchange on tensors without data; return its cost and the states it leaves."""
+) -> Trace:
+    """Run one exchange on tensors without data."""
     down = exchange.broadcast(server)
     effort = exchange.effort(base)
     calls, needs = 0, Needs()
@@ -120,7 +129,7 @@ def trace(
         full_passes=calls if effort.minibatches is None else 0,
         needs=needs,
     )
-    return cost, exchange.fold(server, up, Round(share=1.0, local_steps=base.steps)), new
+    return Trace(cost, up, exchange.fold(server, up, Round(share=1.0, local_steps=base.steps)), new)
 
 
 def cost(algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: int = 16, round: int = 1) -> Cost:
@@ -133,8 +142,9 @@ def cost(algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: in
         sent: dict[str, Any] = {}
         costs = []
         for exchange in exchanges:
-            one, server, client = trace(algorithm, exchange, server, client, base, sent)
-            costs.append(one)
+            traced = trace(algorithm, exchange, server, client, base, sent)
+            server, client = traced.server, traced.client
+            costs.append(traced.cost)
         return tuple(costs), server, client
 
     opening, server, client = run(algorithm.opening(), server, client)

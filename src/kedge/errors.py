@@ -18,3 +18,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
     return UsageError(f"{kind} {name!r} does not exist; {hint}")
+
+
+class LostProcessError(RuntimeError):
+    """Another process of the same run is gone."""

@@ -46,8 +46,11 @@ def _write(file: int, content: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside and rename: whoever reads, even after a power cut, sees the old file or the new one, whole."""
+def write_atomically(path: Path, content: bytes, *, last: bool = True) -> None:
+    """Write beside and rename: whoever reads, even after a power cut, sees the old file or the new one, whole.
+
+    Unless it is the ``last`` of several in one directory, its name waits for the last to be flushed to the disk.
+    """
     beside = path.with_name(path.name + PART)
     with _naming(path):
         try:
@@ -59,7 +62,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             with suppress(OSError):
                 os.unlink(beside)
             raise
-        _flush_directory(path.parent)
+        if last:
+            _flush_directory(path.parent)
 
 
 def _flush_directory(path: Path) -> None:
@@ -103,14 +107,18 @@ def remove(path: Path) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a directory for this process alone; the lock dies with the process, however that ends."""
-    if fcntl is None:
-        yield
-        return
-    with _opened(path, os.O_RDONLY) as directory:
-        try:
+    with _naming(path):
+        directory = os.open(path, os.O_RDONLY) if fcntl is not None else None
+    try:
+        if directory is not None:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{path} is in use: another process is writing to it") from None
-        except OSError:  # a file system without locks
-            pass
+    except BlockingIOError:
+        os.close(directory)
+        raise UsageError(f"{path} is in use: another process is writing to it") from None
+    except OSError:  # a file system without locks
+        pass
+    try:
         yield
+    finally:
+        if directory is not None:
+            os.close(directory)

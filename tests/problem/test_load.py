@@ -54,3 +54,49 @@ def test_seed_decides_the_division():
 def test_wrong_requests_are_refused_with_the_rule(name, options, message):
     with pytest.raises(UsageError, match=message):
         load_federation(name, **options)
+
+
+def test_a_holdout_is_taken_from_the_training_samples_before_they_are_divided():
+    plain, held = (load_federation("digits", clients=5, alpha=0.2, seed=4, holdout=h) for h in (0.0, 0.1))
+    out = round(0.1 * len(plain.labels))
+    assert len(held.test[1]) == out
+    assert sum(held.sizes) == len(plain.labels) - out
+    given = torch.cat(list(held.indices))
+    assert len(given.unique()) == len(given)
+    rest = np.setdiff1d(np.arange(len(plain.labels)), given.numpy())
+    assert torch.equal(held.test[0], plain.features[rest])
+    assert torch.equal(held.test[1], plain.labels[rest])
+
+
+def test_the_seed_decides_what_is_held_out():
+    first, again, other = (load_federation("digits", clients=5, seed=s, holdout=0.2).test[0] for s in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_holdout_respects_users():
+    federation = load_federation("synthetic", clients=6, seed=1, holdout=0.1)
+    data = load_dataset("synthetic", seed=1, users=6)
+    for client, index in enumerate(federation.indices):
+        assert set(data.users[index.numpy()]) == {client}
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (1.0, "holdout is 1, but must be at least 0 and below 1"),
+        (-0.1, "holdout is -0.1, but must be finite and at least 0"),
+        (1e-9, "holdout is 1e-09, but of 1442 samples that is 0"),
+    ],
+)
+def test_a_wrong_holdout_is_refused(share, message):
+    with pytest.raises(UsageError, match=message):
+        load_federation("digits", clients=5, holdout=share)
+
+
+def test_test_samples_draws_that_many():
+    federation = load_federation("digits", clients=5, test_samples=50)
+    assert len(federation.test[1]) == 50
+    assert len(torch.unique(federation.test[0], dim=0)) == 50
+    with pytest.raises(UsageError, match="test_samples is 5000, but there are only 355"):
+        load_federation("digits", clients=5, test_samples=5000)

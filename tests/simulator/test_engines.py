@@ -71,7 +71,7 @@ def test_the_fused_engine_knows_the_squared_error(loss):
 @pytest.mark.parametrize("engine", ["module", "fused-mlp"])
 @pytest.mark.parametrize("kind", [kedge.ScaffoldM, kedge.FedAvgMVR, kedge.Stem], ids=lambda kind: kind.__name__)
 def test_the_number_of_workers_changes_no_bit(kind, engine):
-    runs = [play(kind(eta=0.05), engine, network().float(), workers=workers) for workers in (1, 2, 5)]
+    runs = [play(kind(eta=0.05), engine, network().float(), threads=threads) for threads in (1, 2, 5)]
     for other in runs[1:]:
         for name, vector in runs[0].server.items():
             assert torch.equal(vector, other.server[name])
@@ -132,9 +132,9 @@ def test_control_variables_keep_single_precision_at_small_rates(eta, beta):
 @settings(max_examples=25, deadline=None)
 @given(
     inputs=st.integers(1, 40), hidden=st.integers(1, 40), batch=st.integers(1, 9), steps=st.integers(2, 4),
-    workers=st.integers(2, 6), seed=st.integers(0, 99),
+    threads=st.integers(2, 6), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_whom_a_client_is_grouped_with_changes_no_bit(inputs, hidden, batch, steps, workers, seed):
+def test_whom_a_client_is_grouped_with_changes_no_bit(inputs, hidden, batch, steps, threads, seed):
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     data = [
@@ -143,8 +143,8 @@ def test_whom_a_client_is_grouped_with_changes_no_bit(inputs, hidden, batch, ste
     module = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 3))
     options = {"cohort": 6, "local_steps": steps, "batch_size": batch, "rounds": 2, "eval_every": 2}
     one, other = (
-        kedge.simulate(module, Federation(data), kedge.ScaffoldMVR(eta=0.1), workers=count, **options)
-        for count in (1, workers)
+        kedge.simulate(module, Federation(data), kedge.ScaffoldMVR(eta=0.1), threads=count, **options)
+        for count in (1, threads)
     )
     assert all(torch.equal(one.server[name], other.server[name]) for name in one.server)
 

@@ -8,6 +8,7 @@ import torch
 
 import kedge
 from kedge.simulator import Settings, Simulation
+from kedge.simulator.pool import AHEAD, Pool
 
 MANY = 1_000_000
 
@@ -36,7 +37,7 @@ def test_no_round_makes_a_list_of_all_clients(method, settings):
     """An array of a byte per client would take a megabyte; numpy's and Python's own memory is what is traced."""
     settings = Settings(**{"cohort": 8, "local_steps": 2, "batch_size": 4} | settings)
     model = kedge.build_model("logistic", (4,), 3)
-    run = Simulation(model, federation(MANY), method, settings, workers=1)
+    run = Simulation(model, federation(MANY), method, settings, threads=1)
     run.advance()
     tracemalloc.start()
     try:
@@ -52,7 +53,7 @@ def test_no_round_makes_a_list_of_all_clients(method, settings):
 def test_the_first_round_without_an_opening_makes_no_list_of_them_either():
     settings = Settings(cohort=8, local_steps=2, batch_size=4)
     run = Simulation(
-        kedge.build_model("logistic", (4,), 3), federation(MANY), kedge.FedAvg(eta=0.1), settings, workers=1
+        kedge.build_model("logistic", (4,), 3), federation(MANY), kedge.FedAvg(eta=0.1), settings, threads=1
     )
     tracemalloc.start()
     try:
@@ -71,3 +72,27 @@ def test_a_window_is_as_good_as_a_list_of_its_indices():
     model, method = kedge.build_model("mlp", (4,), 3, widths=(5,)), kedge.ScaffoldM(eta=0.1)
     one, other = (kedge.simulate(model, made, method, **run) for made in (windows, lists))
     assert torch.equal(one.server["x"], other.server["x"])
+
+
+class Idle:
+    name = "idle"
+
+    def run(self, job):
+        raise NotImplementedError
+
+
+def test_workers_compute_a_bounded_number_of_clients_ahead():
+    workers, started = Pool([Idle(), Idle()]), []
+
+    def note(engine, item):
+        started.append(item)
+        return item
+
+    results = workers.map(note, range(10_000))
+    assert next(results) == 0
+    results.close()
+    workers.close()
+    assert len(started) <= 2 * AHEAD + 1
+    workers = Pool([Idle(), Idle()])
+    assert list(workers.map(note, range(100))) == list(range(100))
+    workers.close()

@@ -122,7 +122,7 @@ def test_many_algorithms_keep_client_state():
 def test_the_limit_changes_no_bit(case):
     """A limit of 0 bytes: all in the file; 100 bytes: some in memory (a vector of 5 numbers has 40)."""
     cohort = None if kedge.ALGORITHMS[case.id].full_participation else 3
-    plain, *others = (run(case, cohort, state_memory=limit, workers=2) for limit in ("4GB", 0, 100))
+    plain, *others = (run(case, cohort, state_memory=limit, threads=2) for limit in ("4GB", 0, 100))
     for other in others:
         assert len(list(other.simulation.clients._scratch))
         assert all(torch.equal(plain.server[name], other.server[name]) for name in plain.server)

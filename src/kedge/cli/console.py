@@ -7,6 +7,11 @@ output = Console()
 errors = Console(stderr=True)
 
 
+def say(message: object) -> None:
+    """Write a sentence of kedge's own to the standard error."""
+    errors.print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
 def progress_bar() -> Progress:
     """Return a bar that counts rounds and estimates the time left; it stays silent where nobody watches."""
     return Progress(

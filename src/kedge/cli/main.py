@@ -10,11 +10,12 @@ from typing import Any
 
 import typer
 
-from kedge.cli import algorithms, compare, partition, resume, run, sweep
-from kedge.cli.console import errors
+from kedge.cli import algorithms, compare, partition, reproduce, resume, run, sweep
+from kedge.cli.console import say
 from kedge.cli.signals import StoppedError
-from kedge.errors import RunWarning, UsageError
+from kedge.errors import LostProcessError, RunWarning, UsageError
 from kedge.files import WriteError
+from kedge.runs.launch import LOST
 from kedge.runs.simulate import DivergedError
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("algorithms")(algorithms.algorithms)
 app.command("partition")(partition.partition)
+app.command("reproduce")(reproduce.reproduce)
 
 # Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -51,36 +53,34 @@ def execute(arguments: list[str] | None = None) -> int:
         return _execute(arguments)
 
 
-def _say(message: object) -> None:
-    errors.print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
-
-
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    _say(message if category is RunWarning else f"{category.__name__}: {message}")
+    say(message if category is RunWarning else f"{category.__name__}: {message}")
 
 
 def _execute(arguments: list[str] | None) -> int:
     try:
         outcome = app(arguments, standalone_mode=False)
     except (UsageError, DivergedError, WriteError) as error:
-        _say(error)
+        say(error)
         return 2 if isinstance(error, UsageError) else 1
     except StoppedError as stopped:
-        _say(stopped)
+        say(stopped)
         return stopped.exit_code
     except _ClickException as error:
         message = error.format_message()
         if not message:  # no command at all: the help has been printed
             return 0
-        _say(message)
+        say(message)
         return 2
+    except LostProcessError:  # the launcher says which, and starts all of them again
+        return LOST
     except MemoryError:
-        _say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
+        say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
         return 1
     except (KeyboardInterrupt, typer.Abort):
         outcome = INTERRUPTED
     except typer.Exit as request:
         outcome = request.exit_code
     if outcome == INTERRUPTED:  # some versions of typer turn Ctrl-C into this number themselves
-        _say("interrupted; what was done is kept")
+        say("interrupted; what was done is kept")
     return outcome if isinstance(outcome, int) else 0

@@ -19,7 +19,8 @@ KEYS = {
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
-    "workers": "run.workers", "state_memory": "run.state_memory", "checkpoint_every": "run.checkpoint_every",
+    "workers": "run.workers", "threads": "run.threads", "state_memory": "run.state_memory",
+    "checkpoint_every": "run.checkpoint_every",
 }  # fmt: skip
 
 
@@ -55,7 +56,8 @@ WeightDecay = Annotated[float | None, _option("weight_decay", RUN, "λ; λx is p
 Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and minibatches.")]
 EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
-Workers = Annotated[int | None, _option("workers", RUN, "Clients to run at once; changes no result.", "one a core")]
+Workers = Annotated[int | None, _option("workers", RUN, "Processes, of which each has its share of the clients.")]
+Threads = Annotated[int | None, _option("threads", RUN, "Clients to run at once in a process.", "one a core")]
 Processes = Annotated[
     int | None,
     typer.Option(

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+import typer
+
 from kedge.cli import options
-from kedge.cli.console import figure, output, progress_bar, size
+from kedge.cli.console import errors, figure, output, progress_bar, say, size
 from kedge.cli.signals import StoppedError, stopping
+from kedge.errors import UsageError
 from kedge.runs.config import Config, problem_of, resolved, run_config
 from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.launch import check_workers, is_follower, is_rank, joined, launch
 
 
 def run(
@@ -32,6 +36,7 @@ def run(
     device: options.Device = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    threads: options.Threads = None,
     state_memory: options.StateMemory = None,
     checkpoint_every: options.CheckpointEvery = None,
     set_: options.Set = None,
@@ -43,12 +48,32 @@ def run(
     """
     settings = options.checked(config, set_, locals())
     name = options.short_name(settings.algorithm.name)
+    if out is None and is_rank():
+        raise UsageError("a run of several processes needs --out, so that all of them mean the same directory")
     path = out or options.new_directory(f"{settings.data.dataset}-{name}")
-    play(settings, RunDirectory(path, resolved(settings)))
+    # A launcher starts its processes again after a failure, with the same command: then it means to go on.
+    directory = RunDirectory(path, resolved(settings), resume=is_rank())
+    if is_rank() and directory.summary() is not None:
+        raise UsageError(f"out is {path}, but that directory holds a finished run; nothing was overwritten")
+    play(settings, directory, resume=is_rank())
 
 
 def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> None:
-    """Run a configuration before the user's eyes."""
+    """Run a configuration before the user's eyes, in as many processes as it asks for."""
+    workers = settings.run.workers
+    if workers > 1 and not is_rank():
+        check_workers(workers, settings.run.shards)
+        with directory.opened():
+            directory.write_configuration()
+        if code := launch(directory.path, directory.checkpoints, workers, say):
+            raise typer.Exit(code)
+        return
+    with joined():
+        output.quiet = errors.quiet = is_follower()
+        _play(settings, directory, resume=resume)
+
+
+def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
     problem = problem_of(settings)
     output.print(f"{problem.federation}", highlight=False)
     name, path = options.short_name(settings.algorithm.name), directory.path
@@ -62,11 +87,13 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
             accuracy = figure(last.get("test_accuracy"), ".1%")
             bar.update(task, completed=done, description=f"{name}  accuracy {accuracy}")
 
-        with stopping() as stop:
+        with stopping(patient=is_rank()) as stop:
             result = run_config(settings, problem, directory, watch, resume=resume, stop=stop)
     if result.simulation.round < settings.run.rounds and stop.signal is not None:
         way = f"`kedge resume {path}` goes on"
-        raise StoppedError(f"stopped after round {result.simulation.round}; {way}", stop.signal)
+        raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", stop.signal)
+    if not result.history:  # another process has it
+        return
     line = result_line(name, result.history[-1], result.simulation.description())
     output.print(line, highlight=False, soft_wrap=True)
     output.print(f"Written to {path}; `kedge run {path / 'config.toml'}` repeats it.", highlight=False, soft_wrap=True)

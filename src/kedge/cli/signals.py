@@ -19,15 +19,19 @@ class StoppedError(Exception):
 class Stop:
     """Whether a signal asks the run to stop, and which."""
 
-    def __init__(self) -> None:
+    def __init__(self, patient: bool) -> None:
         self.signal: int | None = None
+        self._patient = patient
 
     def __call__(self) -> bool:
         """Answer the run."""
         return self.signal is not None
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """Note the first signal; a second one interrupts."""
+        """Note the first signal; a second one interrupts, unless told to be patient."""
+        if self._patient:
+            self.signal = self.signal or number
+            return
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
@@ -36,9 +40,12 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
-    """Yield what the run asks after every round; only the main thread hears signals."""
-    stop = Stop()
+def stopping(*, patient: bool = False) -> Iterator[Stop]:
+    """Yield what the run asks after every round; only the main thread hears signals.
+
+    ``patient``: the terminal and a launcher may both send the same signal, so a second one says nothing new.
+    """
+    stop = Stop(patient)
     heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, stop.ask) for number in heard}
     try:

@@ -90,14 +90,19 @@ class Federation:
             raise UsageError(f"client is {i}, but the federation has clients 0 to {len(self) - 1}")
         return self.features[self.indices[i]], self.labels[self.indices[i]]
 
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
-        """Return the federation on ``device``, with floating features and labels of ``dtype``."""
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu", *, channels_last: bool = False) -> Self:
+        """Return the federation on ``device``, with floating features and labels of ``dtype``.
+
+        ``channels_last``: the channels of a pixel lie together, as convolutions like it.
+        """
 
         def move(values: Tensor) -> Tensor:
             return values.to(device, dtype if values.is_floating_point() else values.dtype)
 
         moved = type(self).__new__(type(self))
         moved.features, moved.labels = move(self.features), move(self.labels)
+        if channels_last:
+            moved.features = moved.features.contiguous(memory_format=torch.channels_last)
         moved.indices = self.indices.to(device)
         moved.test = None if self.test is None else (move(self.test[0]), move(self.test[1]))
         return moved

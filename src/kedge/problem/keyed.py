@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-COHORT, MINIBATCH, NOISE, LOSS = range(4)
-"""Purposes: who takes part, what data, dropout masks inside a model, whose reply is lost."""
+COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET = range(6)
+"""Purposes: who takes part, what data, dropout masks inside a model, whose reply is lost, which training samples
+are held out, which test samples are used."""
 
 
 def keyed(seed: int, purpose: int, round: int, exchange: int = 0, client: int = 0) -> np.random.Generator:

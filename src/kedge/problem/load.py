@@ -3,9 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from kedge.problem.checks import whole
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kedge.errors import UsageError
+from kedge.problem.checks import real, whole, whole_seed
 from kedge.problem.datasets import load_dataset
 from kedge.problem.federation import Federation
+from kedge.problem.keyed import HOLDOUT, SUBSET, keyed
 from kedge.problem.partition import split
 
 
@@ -16,21 +22,56 @@ def load_federation(
     alpha: float = 0.5,
     seed: int = 0,
     data_dir: str | Path | None = None,
+    *,
+    holdout: float = 0.0,
+    test_samples: int | None = None,
     **options: Any,
 ) -> Federation:
     """Load the data set ``name`` and divide its training samples between ``clients``.
+
+    ``holdout`` keeps that share of the training samples from the clients, drawn by the seed before the division, and
+    puts it in the place of the test set: what is chosen by it has not seen the test set. ``test_samples`` draws so many
+    of the test samples, to evaluate faster.
 
     ``partition`` is one of ``PARTITIONS``; None means "by-user" if the data set has users, else "dirichlet".
     Options: ``shards_per_client`` of the partition "shards", ``download`` and ``progress`` of
     ``load_dataset``, and those of the data set itself.
     """
     shards = {key: options.pop(key) for key in ("shards_per_client",) if key in options}
-    clients = whole("clients", clients, 1)
+    clients, seed = whole("clients", clients, 1), whole_seed(seed)
     if name == "synthetic":
         options.setdefault("users", clients)
     data = load_dataset(name, data_dir, seed=seed, **options)
     if partition is None:
         partition = "dirichlet" if data.users is None else "by-user"
     features, labels = data.train
-    parts = split(partition, labels.numpy(), clients, seed=seed, alpha=alpha, users=data.users, **shards)
-    return Federation.from_indices(features, labels, parts, data.test)
+    kept, held = _held_out(len(labels), holdout, seed)
+    users = None if data.users is None else data.users[kept]
+    parts = split(partition, labels.numpy()[kept], clients, seed=seed, alpha=alpha, users=users, **shards)
+    test = data.test if held is None else (features[held], labels[held])
+    if held is not None:
+        parts = [kept[part] for part in parts]
+    return Federation.from_indices(features, labels, parts, _some(test, test_samples, seed))
+
+
+def _held_out(samples: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the training samples that are kept and, if there are any, those held out, both in ascending order."""
+    if not 0 <= real("holdout", share, positive=False) < 1:
+        raise UsageError(f"holdout is {share:g}, but must be at least 0 and below 1")
+    if share == 0:
+        return np.arange(samples), None
+    out = round(share * samples)
+    if not 0 < out < samples:
+        raise UsageError(f"holdout is {share:g}, but of {samples} samples that is {out}")
+    order = keyed(seed, HOLDOUT, 0).permutation(samples)
+    return np.sort(order[out:]), np.sort(order[:out])
+
+
+def _some(test: tuple[Tensor, Tensor], count: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    """Return ``count`` of the test samples, or all."""
+    if count is None:
+        return test
+    if whole("test_samples", count, 1) > len(test[1]):
+        raise UsageError(f"test_samples is {count}, but there are only {len(test[1])}")
+    chosen = np.sort(keyed(seed, SUBSET, 0).choice(len(test[1]), count, replace=False))
+    return test[0][chosen], test[1][chosen]

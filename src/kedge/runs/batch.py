@@ -190,7 +190,7 @@ def _rows(path: Path) -> list[Row]:
 
 def play_alone(job: Job, send: Send, stop: Stop) -> None:
     """Play a job in a process that has one core to itself."""
-    run = job.config.run.model_copy(update={"workers": 1})
+    run = job.config.run.model_copy(update={"workers": 1, "threads": 1})
     _play(job, job.config.model_copy(update={"run": run}), send, stop)
 
 

@@ -17,7 +17,8 @@ from kedge.algorithm import Algorithm
 from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
-from kedge.problem.checks import byte_size
+from kedge.problem.checks import byte_size, whole
+from kedge.runs.launch import own_device
 from kedge.runs.schedule import Interval
 from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
 from kedge.simulator.engines import Loss
@@ -43,6 +44,8 @@ class Data(_Section):
     partition: str | None = None  # None: by-user for synthetic, else dirichlet
     alpha: float = 0.1
     shards_per_client: int = 2
+    holdout: float = 0.0  # share of the training samples to evaluate on, instead of the test set
+    test_samples: int | None = None  # to evaluate on; None: all
     dim: int = 20  # of quadratics
     heterogeneity: str = "mild"  # of quadratics
     sigma: float = 0.0  # of quadratics
@@ -83,7 +86,9 @@ class Run(_Section):
     eval_clients: bool = False
     device: str = "cpu"
     engine: str = "auto"
-    workers: int | None = None  # clients at once; None: one a core
+    workers: int = 1  # processes
+    threads: int | None = None  # clients at once in each process; None: one a core
+    shards: int = 16
     state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file
     checkpoint_every: int | str | None = None  # rounds; "30s": seconds; None: a fiftieth of the time
 
@@ -138,6 +143,7 @@ def check(raw: Mapping[str, Any]) -> Config:
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
     Interval.of(config.run.checkpoint_every)
+    whole("workers", config.run.workers, 1)
     _check_relevance(config)
     return config
 
@@ -149,6 +155,10 @@ def _check_relevance(config: Config) -> None:
         raise UsageError(
             f"data.{min(given)} belongs to the data set quadratics, but the data set is {config.data.dataset}"
         )
+    if config.data.dataset == "quadratics":
+        for name in ("holdout", "test_samples"):
+            if value := getattr(config.data, name):
+                raise UsageError(f"quadratics has no samples to choose from, but data.{name} is {value:g}")
     if config.data.dataset == "quadratics" and config.model.model_fields_set:
         raise UsageError(f"quadratics brings its own model, but model.{min(config.model.model_fields_set)} is set")
 
@@ -252,7 +262,7 @@ def federation_of(config: Config) -> Federation:
     data = config.data
     return load_federation(
         data.dataset, data.clients, partition_name(config), data.alpha, config.run.seed, data.data_dir,
-        shards_per_client=data.shards_per_client,
+        holdout=data.holdout, test_samples=data.test_samples, shards_per_client=data.shards_per_client,
     )  # fmt: skip
 
 
@@ -280,14 +290,15 @@ def run_config(
         weight_decay=run.weight_decay,
         seed=run.seed,
         eval_every=eval_every(config),
-        device=run.device,
+        device=own_device(run.device),
         out=out,
         local_epochs=run.local_epochs,
         weights=run.weights,
         lost_replies=run.lost_replies,
         eval_clients=run.eval_clients,
         engine=run.engine,
-        workers=run.workers,
+        threads=run.threads,
+        shards=run.shards,
         state_memory=run.state_memory,
         watch=watch,
         checkpoint_every=run.checkpoint_every,

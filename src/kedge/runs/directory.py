@@ -137,7 +137,7 @@ def _row(line: bytes) -> Row | None:
         row = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("round"), int) else None
+    return row if isinstance(row, dict) and isinstance(row.get("round"), int) and row["round"] > 0 else None
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from kedge.errors import RunWarning, UsageError
 from kedge.runs.directory import Row, RunDirectory, environment
 from kedge.runs.schedule import Interval, Schedule
 from kedge.simulator import Simulation
-from kedge.simulator.checkpoint import Checkpoints
+from kedge.simulator.checkpoint import Checkpoints, Loaded
 from kedge.simulator.fingerprint import fingerprint
 
 
@@ -39,6 +39,8 @@ class Recording:
     def opened(self, resume: bool, rounds: int) -> Iterator[None]:
         """Hold the directory and, to resume, go to the last checkpoint."""
         if self._directory is None:
+            if resume:
+                self._restore(None)
             yield
             return
         with self._directory.opened():
@@ -55,8 +57,8 @@ class Recording:
         reached = max([loaded.manifest.round if loaded else 0, *(int(row["round"]) for row in rows)])
         if reached > rounds:
             raise UsageError(f"rounds is {rounds}, but the run in {directory.path} has already played {reached}")
+        self._restore(loaded)
         if loaded is not None:
-            self._run.restore(loaded.state, loaded.rows)
             self._before = loaded.manifest.seconds
             self._compare(loaded.manifest.written_with, loaded.manifest.round)
         self._recorded = {int(row["round"]): row for row in rows if row["round"] > self._run.round}
@@ -64,6 +66,14 @@ class Recording:
         self._before = max([self._before, *(row.get("seconds", 0.0) for row in rows)])
         if self._run.round < rounds:
             directory.reopen()
+
+    def _restore(self, loaded: Loaded | None) -> None:
+        """Go to the checkpoint that rank 0 has loaded; the other ranks are sent it."""
+        run = self._run
+        (found,) = run.ranks.agree(loaded is not None)
+        if found:
+            state = run.ranks.share(loaded.state if loaded else run.server_state())
+            run.restore(state, run.ranks.share_rows(loaded.rows if loaded else (), run.row_template()))
 
     def _compare(self, written_with: Mapping[str, Any], round: int) -> None:
         for key, here in self._written_with.items():
@@ -93,21 +103,33 @@ class Recording:
             if self._directory is not None:
                 self._directory.append_metrics(row)
 
-    def checkpoint(self, *, now: bool = False) -> None:
-        """Save a checkpoint if it is due, or ``now`` unless there are to be none."""
+    def is_due(self, *, now: bool = False) -> bool:
+        """Say whether to checkpoint, by the schedule or ``now``."""
+        run, schedule, checkpoints = self._run, self._schedule, self._checkpoints
+        if checkpoints is None or schedule.interval.never:
+            return False
+        if checkpoints.last is not None and checkpoints.last.round == run.round:
+            return False
+        return now or schedule.is_due(run.round, self._elapsed(), run.unsaved_bytes())
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether the next checkpoint is to hold every row of client state."""
+        return self._checkpoints is not None and self._checkpoints.wants_all
+
+    def checkpoint(self, *, every: bool) -> None:
+        """Save a checkpoint, with every row of client state or what changed; all ranks must call it."""
         run, schedule = self._run, self._schedule
-        if self._directory is None or self._checkpoints is None or schedule.interval.never:
+        if self._directory is None or self._checkpoints is None:
+            for _ in run.all_client_rows(changed=not every):
+                pass
+            run.settle()
             return
-        size = run.unsaved_bytes()
-        if not (now or schedule.is_due(run.round, self._elapsed(), size)):
-            return
-        if self._checkpoints.last is not None and self._checkpoints.last.round == run.round:
-            return
-        began = self._elapsed()
+        size, began = run.unsaved_bytes(), self._elapsed()
         self._directory.flush_metrics()
         self._checkpoints.save(
             run.server_state(),
-            lambda changed: run.client_rows(changed=changed),
+            lambda changed: run.all_client_rows(changed=changed),
             seconds=self.seconds(),
             records=len(self.history),
             fingerprint=self._fingerprint,
@@ -115,6 +137,12 @@ class Recording:
         )
         run.settle()
         schedule.took(self._elapsed() - began, self._elapsed(), size)
+
+    def checkpoint_now(self) -> None:
+        """Save a checkpoint unless there are to be none."""
+        due, every = self._run.ranks.agree(self.is_due(now=True), self.wants_all)
+        if due:
+            self.checkpoint(every=every)
 
     def diverged(self) -> None:
         """Write that the run came to nothing."""
@@ -125,8 +153,10 @@ class Recording:
         """Write the model, a last checkpoint and the summary."""
         if self._directory is not None:
             self._directory.write_model(model.state_dict())
-            self.checkpoint(now=True)
-            self._directory.write_summary(self._summary() | self.history[-1])
+        self.checkpoint_now()
+        if self._directory is not None:
+            spent = {"checkpoint_seconds": self._schedule.spent}  # by this process
+            self._directory.write_summary(self._summary() | self.history[-1] | spent)
 
     def _summary(self) -> dict[str, Any]:
         run = self._run

@@ -20,6 +20,7 @@ from kedge.runs.schedule import Interval
 from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
+from kedge.simulator.ranks import Ranks
 from kedge.simulator.simulation import Weights
 
 STATE_MEMORY = "4GB"
@@ -47,6 +48,8 @@ class Result:
         """Return a client's own vectors by name."""
         if not 0 <= number < len(self.simulation.federation):
             raise UsageError(f"client {number} does not exist; there are {len(self.simulation.federation)}")
+        if not self.simulation.owns(number):
+            raise UsageError(f"client {number} is not in this process: each has the clients of its own shards")
         return dict(self.simulation.clients[number]._asdict())
 
 
@@ -78,7 +81,8 @@ def simulate(
     lost_replies: float = 0.0,
     eval_clients: bool = False,
     engine: str = "auto",
-    workers: int | None = None,
+    threads: int | None = None,
+    shards: int = 16,
     state_memory: int | str = STATE_MEMORY,
     watch: Watch | None = None,
     checkpoint_every: int | str | None = None,
@@ -106,8 +110,10 @@ def simulate(
         lost_replies: the probability that a sampled client's reply is lost.
         eval_clients: evaluate on every client's own data too (mean and worst decile).
         engine: "auto", "module" (any model, by autograd) or "fused-mlp" (stacks of linear layers).
-        workers: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
+        threads: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
             A model of more than 4 million parameters runs one client at a time on all of torch's threads instead.
+        shards: the clients are divided into so many; replies are summed within each, then over them. The most processes
+            that a run can have; it changes the last bits of the result.
         state_memory: how much of the clients' state to keep in memory, in bytes or as "500MB"; the rest goes to a
             scratch file in ``out``, or without it where temporary files go. The result does not depend on it.
         watch: called after every round.
@@ -118,49 +124,57 @@ def simulate(
     """
     whole("rounds", rounds, 1)
     whole("eval_every", eval_every, 1)
-    if workers is not None:
-        whole("workers", workers, 1)
+    if threads is not None:
+        whole("threads", threads, 1)
     settings = Settings(
         cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
-        weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed,
+        weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed, shards=shards,
     )  # fmt: skip
     interval = Interval.of(checkpoint_every)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to go on from")
+    if not Ranks.current().leads:
+        out = None  # the first process keeps the directory
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
     run = Simulation(
-        model, federation, algorithm, settings, loss or cross_entropy, device, engine, workers,
+        model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads,
         byte_size("state_memory", state_memory), None if directory is None else directory.path,
     )  # fmt: skip
+
+    record = Recording(run, directory, interval)
 
     def result() -> Result:
         final = run.flat.exported(run.server.x, run.buffers)
         return Result(final, record.history, run.cohorts, dict(run.server._asdict()), run)
 
+    def measured() -> Row | None:
+        return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.ranks.leads else None
+
     # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
-    with torch.random.fork_rng(devices=[], enabled=run.random), closing(run):
-        record = Recording(run, directory, interval)
-        with record.opened(resume, rounds):
-            for done in range(run.round + 1, rounds + 1):
-                run.advance()
-                row = None
-                if done % eval_every == 0 or done == rounds:
-                    row = _measure(run, eval_clients) | {"seconds": record.seconds()}
-                if not _finite(run, row):
-                    record.diverged()
-                    raise DivergedError(_why(run), result())
-                if row is not None:
-                    record.add(row)
-                if watch is not None:
-                    watch(done, row)
-                stopped = stop is not None and done < rounds and stop()
-                record.checkpoint(now=stopped)
-                if stopped:
-                    return result()
-            if not record.history or record.history[-1]["round"] < rounds:  # it was stopped here by other settings
-                record.add(_measure(run, eval_clients) | {"seconds": record.seconds()})
-            final = result()
-            record.finish(final.model)
+    with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
+        for done in range(run.round + 1, rounds + 1):
+            run.advance()
+            row = measured() if done % eval_every == 0 or done == rounds else None
+            finite = _finite(run, row)
+            if row is not None and finite:
+                record.add(row)
+            if watch is not None and finite:
+                watch(done, row)
+            asked = stop is not None and done < rounds and stop()
+            diverged, stopped, due, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
+            if diverged:
+                record.diverged()
+                raise DivergedError(_why(run), result())
+            if due:
+                record.checkpoint(every=every)
+            if stopped:
+                record.checkpoint_now()
+                return result()
+        last = record.history[-1]["round"] if record.history else 0
+        if last < rounds and (row := measured()) is not None:  # it was stopped here by other settings
+            record.add(row)
+        final = result()
+        record.finish(final.model)
     return final
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kedge.errors import RunWarning, UsageError
 from kedge.files import make_directory, remove, write_atomically
-from kedge.simulator.simulation import Rows
+from kedge.simulator.ranks import Rows
 
 FORMAT = 1
 """The version of the format that is written; a newer one is refused."""
@@ -92,6 +92,18 @@ class Checkpoints:
         """The checkpoint that was last saved or loaded."""
         return self._last
 
+    def newest(self) -> int:
+        """Return the round of the newest checkpoint, whole or not; -1 if there is none."""
+        return max((_number(path) for path in self._manifests()), default=-1)
+
+    def _manifests(self) -> list[Path]:
+        return [path for path in self.path.glob("round-*.json") if _MANIFEST.fullmatch(path.name)]
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether the next one should hold every row: the files have more than twice as many as when it last did."""
+        return self._last is None or self._last.rows > 2 * self._last.whole
+
     def save(
         self,
         state: Mapping[str, Tensor],
@@ -104,11 +116,10 @@ class Checkpoints:
     ) -> None:
         """Add a checkpoint and remove all but the one before it.
 
-        ``rows(changed)`` returns what changed since the last checkpoint or, with False, every row there is. All rows
-        are written again when the files hold more than twice as many as they did when that was last done.
+        ``rows(changed)`` returns what changed since the last checkpoint or, if it `wants_all`, every row there is.
         """
         before = self._last
-        changed = before is not None and before.rows <= 2 * before.whole
+        changed = not self.wants_all
         make_directory(self.path)
         round = int(state["round"])
         files = [file for file in before.files if file.rows] if before is not None and changed else []
@@ -123,7 +134,7 @@ class Checkpoints:
 
     def _write(self, name: str, tensors: Mapping[str, Tensor], rows: int) -> File:
         content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-        write_atomically(self.path / name, content)
+        write_atomically(self.path / name, content, last=False)
         return File(name, len(content), hashlib.sha256(content).hexdigest(), rows)
 
     def _remove_all_but(self, *manifests: Manifest | None) -> None:
@@ -147,8 +158,7 @@ class Checkpoints:
         return loaded
 
     def _usable(self, fingerprint: Mapping[str, Any], records: int, problems: list[str]) -> Iterator[Loaded]:
-        found = [path for path in self.path.glob("round-*.json") if _MANIFEST.fullmatch(path.name)]
-        for path in sorted(found, key=_number, reverse=True):
+        for path in sorted(self._manifests(), key=_number, reverse=True):
             try:
                 manifest = _read(path)
                 _check_configuration(path, manifest, fingerprint)

@@ -1,11 +1,12 @@
 """What determines a run's result, as a flat table: a checkpoint carries it, and is refused where it differs."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.problem import Federation
 from kedge.simulator.simulation import Simulation
@@ -15,7 +16,7 @@ SAMPLES = 64
 
 
 def fingerprint(run: Simulation) -> dict[str, Any]:
-    """Return what determines the result of a run, which has not begun, but for the number of its rounds.
+    """Return what determines the result of a run, but for the number of its rounds.
 
     Where and how it is computed (device, engine, workers) is left out: that changes at most the last bits.
     """
@@ -29,8 +30,8 @@ def fingerprint(run: Simulation) -> dict[str, Any]:
         "loss": getattr(run.loss, "__qualname__", type(run.loss).__qualname__),
         "dtype": str(run.flat.initial.dtype),
         "parameters": run.flat.initial.numel(),
-        "initial parameters": checksum(run.flat.initial),
-        "initial buffers": checksum(run.buffers),
+        "model": f"{type(run.model).__name__} {_short(repr(run.model).encode())}",
+        "initial parameters": checksum(*_tensors(run.model)),
         "clients": len(federation),
         "samples": checksum(*_places(federation), federation.labels, _some(federation.features)),
         "test samples": checksum(*(part for tensor in test for part in (torch.tensor(len(tensor)), _some(tensor)))),
@@ -45,10 +46,21 @@ def _places(federation: Federation) -> list[Tensor]:
 
 def checksum(*tensors: Tensor) -> str:
     """Return a short checksum of the tensors' bytes."""
+    return _short(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for t in tensors))
+
+
+def _short(*parts: bytes | memoryview) -> str:
     digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Return the model's parameters and buffers, and what tensors it keeps besides."""
+    yield from model.state_dict().values()
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
 
 def _some(tensor: Tensor) -> Tensor:

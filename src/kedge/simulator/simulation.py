@@ -1,10 +1,9 @@
-"""The round loop: one federation in one process.
+"""The round loop: one federation.
 
-A round is a tuple of exchanges. Clients may run at once, but each is computed by itself and their replies are summed in
-the order of their numbers: the result depends on who took part and on nothing else.
+A round is a tuple of exchanges. Clients may run at once, in threads and processes, but their replies are summed in an
+order that their numbers fix: the result depends on who took part and on nothing else.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,21 +17,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
-from kedge.cost import fresh, trace
+from kedge.cost import fresh
 from kedge.errors import UsageError
-from kedge.exchange import Effort, Exchange, Needs, Round
+from kedge.exchange import Effort, Round
 from kedge.problem import Federation
 from kedge.problem.checks import real, whole, whole_seed
-from kedge.problem.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
-from kedge.simulator.engines import Done, Engine, FlatModule, Job, Loss, make_engines, try_model
-from kedge.simulator.engines.base import compute_threads
-from kedge.simulator.engines.module import ModuleEngine
+from kedge.problem.keyed import LOSS, keyed, sample_cohort
+from kedge.simulator.cohort import AnyExchange, Cohorts, Reply
+from kedge.simulator.engines import Engine, FlatModule, Loss, make_engines, try_model
+from kedge.simulator.engines.module import ModuleEngine, convolves
+from kedge.simulator.pool import Pool, thread_count
+from kedge.simulator.ranks import Ranks, Rows
+from kedge.simulator.shards import Replies, Values, completed, summed
 from kedge.simulator.store import ClientStore
-from kedge.simulator.workers import LARGE, Workers, worker_count
 
 Weights = Literal["uniform", "size"]
-AnyExchange = Exchange[Any, Any, Any, Any]
-Rows = dict[str, Tensor]
 
 PORTION = 1 << 27
 """Bytes of client state that are copied at a time."""
@@ -50,9 +49,10 @@ class Settings:
     weights: Weights = "uniform"  # of the clients in the objective; "size": by their number of samples
     lost_replies: float = 0.0  # the probability that a sampled client's reply never arrives
     seed: int = 0
+    shards: int = 16  # of the clients: the most processes that a run can have
 
     def __post_init__(self) -> None:
-        for name, optional in (("cohort", True), ("local_steps", False), ("batch_size", True)):
+        for name, optional in (("cohort", True), ("local_steps", False), ("batch_size", True), ("shards", False)):
             if not (optional and getattr(self, name) is None):
                 whole(name, getattr(self, name), 1)
         whole_seed(self.seed)
@@ -85,12 +85,13 @@ class Simulation:
     loss: Loss = cross_entropy
     device: str = "cpu"
     engine: str = "auto"
-    workers: int | None = None  # clients at once; None: as torch.get_num_threads() says
+    threads: int | None = None  # clients at once; None: as torch.get_num_threads() says
     state_memory: float = math.inf  # bytes of client state to keep in memory; the rest goes to a file
     scratch: Path | None = None  # where that file is; None: where the system keeps temporary ones
     round: int = 0
     counters: Counters = field(default_factory=Counters)
     cohorts: list[list[int]] = field(default_factory=list)
+    ranks: Ranks = field(default_factory=Ranks.current)
 
     def __post_init__(self) -> None:
         for name, kind in (("model", nn.Module), ("federation", Federation), ("algorithm", Algorithm)):
@@ -98,7 +99,7 @@ class Simulation:
                 raise UsageError(f"{name} is {getattr(self, name)!r}, but must be a {kind.__module__}.{kind.__name__}")
         dtype = next(self.model.parameters(), torch.zeros(0)).dtype
         device = usable_device(self.device)
-        self.federation = self.federation.to(dtype, device)
+        self.federation = self.federation.to(dtype, device, channels_last=convolves(self.model, self.federation))
         self._sizes = self.federation.sizes
         self._samples = int(self._sizes.sum())
         self._check()
@@ -110,10 +111,12 @@ class Simulation:
         self.buffers = self.flat.buffers.clone()
         self._steps = self._all_local_steps()
         self._mean_steps = int(self._steps.sum()) / len(self._steps)
-        self._needs: dict[AnyExchange, Needs] = {}
-        self._workers = self._hire(device)
+        pool = self._hire(device)
+        self._cohorts = Cohorts(
+            self.federation, self.algorithm, self.settings, self._steps, self.clients, pool, x.to("meta"), self.random
+        )
 
-    def _hire(self, device: torch.device) -> Workers:
+    def _hire(self, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
             decay = self.settings.weight_decay
             return make_engines(self.engine, count, self.model, self.federation, self.loss, decay, device)
@@ -121,8 +124,8 @@ class Simulation:
         (first,) = engines(1)
         alone = device.type != "cpu" or (self.random and first.name == ModuleEngine.name)
         clients = self.settings.cohort or len(self.federation)
-        count = worker_count(self.server.x.numel(), alone, clients, self.workers)
-        return Workers([first, *engines(count - 1)])
+        count = thread_count(self.server.x.numel(), alone, clients, self.threads)
+        return Pool([first, *engines(count - 1)])
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a run is at this moment, as named tensors; `restore` goes on from there to the bit."""
@@ -154,6 +157,15 @@ class Simulation:
             fields = zip(initial._fields, zip(*(self.clients[client] for client in some), strict=True), strict=True)
             yield {"clients": torch.tensor(some)} | {f"client.{name}": torch.stack(rows) for name, rows in fields}
 
+    def all_client_rows(self, *, changed: bool) -> Iterator[Rows]:
+        """Return, on rank 0, `client_rows` of all ranks; all of them must call it, and iterate."""
+        return self.ranks.collect(self.client_rows(changed=changed), self.row_template())
+
+    def row_template(self) -> Rows:
+        """Return one row of `client_rows`, for its shapes."""
+        initial = self.clients[0]._asdict()
+        return {"clients": torch.zeros(1, dtype=torch.int64)} | {f"client.{k}": v[None] for k, v in initial.items()}
+
     def unsaved_bytes(self) -> int:
         """Return how much `server_state` and the changed `client_rows` would hold."""
         return _nbytes([*self.server, self.buffers]) + self.clients.count_changed() * _nbytes(self.clients[0])
@@ -172,27 +184,29 @@ class Simulation:
         self.counters = Counters(int(state["bytes_down"]), int(state["bytes_up"]), float(state["gradients"]))
         self.server = type(self.server)(*(state[f"server.{name}"].to(device) for name in self.server._fields))
         own = type(self.clients[0])
-        for client in {int(name.split(".")[1]) for name in state if name.startswith("client.")}:
+        for client in filter(self.owns, {int(name.split(".")[1]) for name in state if name.startswith("client.")}):
             self.clients[client] = own(*(state[f"client.{client}.{name}"].to(device) for name in own._fields))
         for some in rows:
             for at, client in enumerate(some["clients"].tolist()):
-                # Copied, lest one row keep its whole portion in memory.
-                self.clients[client] = own(*(some[f"client.{name}"][at].to(device, copy=True) for name in own._fields))
+                if self.owns(client):  # copied, lest one row keep its whole portion in memory
+                    row = (some[f"client.{name}"][at].to(device, copy=True) for name in own._fields)
+                    self.clients[client] = own(*row)
         self.settle()
         self.cohorts = [self._sampled(round) for round in range(self.round)]
 
     def description(self) -> str:
         """Say how the clients are run."""
-        engines = self._workers.engines
-        return f"engine: {engines[0].name}, {len(engines)} client{'s' if len(engines) > 1 else ''} at a time"
+        engines = self._cohorts.pool.engines
+        processes = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
+        return f"engine: {engines[0].name}, {_counted(len(engines), 'thread')}{processes}"
 
     def computes_with(self) -> dict[str, str]:
         """Return what changes no more than the last bits of the result."""
-        return {"device": self.device, "engine": self._workers.engines[0].name}
+        return {"device": self.device, "engine": self._cohorts.pool.engines[0].name}
 
     def close(self) -> None:
         """End the worker threads."""
-        self._workers.close()
+        self._cohorts.pool.close()
 
     def _check(self) -> None:
         clients, settings = len(self.federation), self.settings
@@ -207,6 +221,10 @@ class Simulation:
             raise UsageError(
                 f"{type(self.algorithm).__name__} needs every client's reply in every round, "
                 f"but lost_replies is {settings.lost_replies:g}"
+            )
+        if self.ranks.count > settings.shards:
+            raise UsageError(
+                f"there are {self.ranks.count} processes, but shards is {settings.shards}, and each needs at least one"
             )
         smallest = int(self._sizes.argmin())
         if settings.batch_size is not None and settings.batch_size > self._sizes[smallest]:
@@ -253,82 +271,55 @@ class Simulation:
         return probability > 0 and keyed(self.settings.seed, LOSS, round, client=client).random() < probability
 
     def _exchange(self, exchange: AnyExchange, down: Any, round: int, number: int, cohort: list[int]) -> None:
-        efforts = [exchange.effort(Effort(int(self._steps[client]))) for client in cohort]
-        batches = self._batches(round, number, cohort, efforts)
-        needs = self._needed(exchange)
-        parts = self._parts(exchange, efforts)
-
-        def play(engine: Engine, part: slice) -> tuple[Any, Any, Done]:
-            clients, effort = cohort[part], efforts[part.start]
-            own = _stacked([self.clients[client] for client in clients])
-            rule, start = exchange.direction(down, own), exchange.start(down, own)
-            start = start.expand(len(clients), -1)
-            rows = None if batches is None else np.stack(batches[part])
-            seeds = None
-            if self.random:
-                seeds = np.stack([self._noise(round, number, client, effort.steps) for client in clients])
-            done = engine.run(
-                Job(rule, start, self.buffers, self.algorithm.eta, clients, effort.steps, rows, seeds, needs)
-            )
-            up, own = exchange.reply(down, own, done.local)
-            # A row that is kept as a view would keep its whole group.
-            owns = [type(row)(*(vector.clone() for vector in row)) for row in _split(own, len(clients))]
-            return _split(up, len(clients)), owns, done
-
-        mean, buffers = Mean(), Mean()
-        # Large models divide their own operations between the threads; else each client has one.
-        with compute_threads(1 if self.server.x.numel() < LARGE else None):
-            for part, (ups, owns, done) in zip(parts, self._workers.map(play, parts), strict=True):
-                for client, effort, up, own in zip(cohort[part], efforts[part], ups, owns, strict=True):
-                    self.clients[client] = own
-                    mean.add(up, self._weight(exchange, client))
-                    self.counters.bytes_up += _nbytes([*up, *([done.buffers] if effort.steps else [])])
-                    self.counters.gradients += done.gradients * self._minibatches(effort, client)
-                if done.buffers.numel():
-                    buffers.add((done.buffers - self.buffers,), 1.0)  # as changes: what is constant stays so to the bit
-        if buffers:
-            self.buffers = self.buffers + buffers.value()[0]
+        up = self._cohorts.traced(exchange).up
+        total = self._total(exchange, down, round, number, cohort, up)
+        *mean, buffers, (sent, gradients) = total
+        self.counters.bytes_up += int(sent)
+        self.counters.gradients += float(gradients)
+        self.buffers = self.buffers + buffers / len(cohort) if buffers.numel() else self.buffers
         share = len(cohort) / len(self.federation)
-        self.server = exchange.fold(self.server, type(up)(*mean.value()), Round(share, self._mean_steps))
+        mean_up = type(up)(*(value / len(cohort) for value in mean))
+        self.server = exchange.fold(self.server, mean_up, Round(share, self._mean_steps))
 
-    def _parts(self, exchange: AnyExchange, efforts: list[Effort]) -> list[slice]:
-        """Divide a cohort into the groups that are run together: equal efforts, and work for every worker."""
-        engine, workers = self._workers.engines[0], len(self._workers.engines)
-        size = self.settings.batch_size
-        minibatches = efforts[0].minibatches
-        most = engine.group(None if size is None or minibatches is None else size * minibatches)
-        if any(effort != efforts[0] for effort in efforts):
-            most = 1
-        count = max(-(-len(efforts) // most), min(len(efforts), workers))
-        ends = [len(efforts) * part // count for part in range(count + 1)]
-        return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
-
-    def _noise(self, round: int, number: int, client: int, steps: int) -> NDArray[np.int64]:
-        return keyed(self.settings.seed, NOISE, round, number, client).integers(2**63, size=steps)
-
-    def _batches(
-        self, round: int, number: int, cohort: list[int], efforts: list[Effort]
-    ) -> list[NDArray[np.int64]] | None:
-        """Draw the samples of every client and step; None stands for a client's whole data."""
-        size = self.settings.batch_size
-        if size is None or efforts[0].minibatches is None:
-            return None
-        drawn = draw_minibatches(
-            self.settings.seed, round, number, cohort,
-            samples=self._sizes[cohort],
-            counts=[effort.steps * (effort.minibatches or 1) for effort in efforts],
-            batch_size=size,
-        )  # fmt: skip
-        return [
-            rows.reshape(effort.steps, len(rows) // max(1, effort.steps) * size)
-            for rows, effort in zip(drawn, efforts, strict=True)
+    def _total(self, exchange: AnyExchange, down: Any, round: int, number: int, cohort: list[int], up: Any) -> Values:
+        """Return the sum of the cohort's replies, to which every process adds those of its own clients."""
+        mine = [client for client in cohort if self.owns(client)]
+        computed = self._cohorts.replies(exchange, down, round, number, mine, self.buffers)
+        replies = Replies((self._shard(reply.client), self._taken(exchange, reply)) for reply in computed)
+        active = {self._shard(client) for client in cohort}
+        branches = [
+            [node for node in own if not active.isdisjoint(range(*node))]
+            for own in self.ranks.branches(self.settings.shards)
         ]
+        own = {node: summed(node, replies) for node in branches[self.ranks.rank]}
+        parts = {node: values for node, values in own.items() if values is not None}
+        if self.ranks.count > 1:
+            layout = [*(torch.empty_like(v, device=self.buffers.device) for v in up), self.buffers, _numbers(0, 0)]
+            parts = self.ranks.gather(parts, branches, layout)
+        total = completed((0, self.settings.shards), parts)
+        assert total is not None, "somebody has replied"
+        return total
 
-    def _needed(self, exchange: AnyExchange) -> Needs:
-        if exchange not in self._needs:
-            server, client = (type(t)(*(v.to("meta") for v in t)) for t in (self.server, self.clients[0]))
-            self._needs[exchange] = trace(self.algorithm, exchange, server, client, Effort(steps=1), {})[0].needs
-        return self._needs[exchange]
+    def _taken(self, exchange: AnyExchange, reply: Reply) -> list[Tensor]:
+        """Commit a client's new state, and return what of its reply is summed."""
+        self.clients[reply.client] = reply.own
+        return self._summands(exchange, reply)
+
+    def _summands(self, exchange: AnyExchange, reply: Reply) -> list[Tensor]:
+        """What of a reply is summed: the message, the change of the buffers, bytes sent and gradients taken."""
+        weight = self._weight(exchange, reply.client)
+        up = [value if weight == 1 else weight * value for value in reply.up]
+        # As changes: what is constant stays so to the bit.
+        buffers = reply.buffers - self.buffers if reply.buffers.numel() else reply.buffers
+        sent = _nbytes([*reply.up, *([reply.buffers] if reply.effort.steps else [])])
+        return [*up, buffers, _numbers(sent, reply.gradients * self._minibatches(reply.effort, reply.client))]
+
+    def _shard(self, client: int) -> int:
+        return client * self.settings.shards // len(self.federation)
+
+    def owns(self, client: int) -> bool:
+        """Whether this process has the client's shard."""
+        return self.ranks.owner(self._shard(client), self.settings.shards) == self.ranks.rank
 
     def _weight(self, exchange: AnyExchange, client: int) -> float:
         """N p_i: its mean over the clients is 1, so a plain mean over a random cohort is unbiased."""
@@ -353,42 +344,13 @@ def usable_device(name: str) -> torch.device:
         raise UsageError(f"device is {name!r}, but torch cannot use it: {str(error).splitlines()[0]}") from error
 
 
-class Mean:
-    """A running mean of tuples of tensors."""
-
-    def __init__(self) -> None:
-        self._total: list[Tensor] = []
-        self._count = 0
-
-    def add(self, values: tuple[Tensor, ...], weight: float) -> None:
-        """Add a weighted reply."""
-        if self._count == 0:
-            self._total = [weight * value for value in values]
-        else:
-            for total, value in zip(self._total, values, strict=True):
-                total.add_(value, alpha=weight)
-        self._count += 1
-
-    def __bool__(self) -> bool:
-        return self._count > 0
-
-    def value(self) -> list[Tensor]:
-        """Return the sum over the number of replies (not over the weights)."""
-        return [total / self._count for total in self._total]
-
-
-def _stacked(states: list[Any]) -> Any:
-    """Put the states of a group on top of each other: vectors (clients, d)."""
-    if len(states) == 1:
-        return type(states[0])(*(vector.unsqueeze(0) for vector in states[0]))
-    return type(states[0])(*(torch.stack(vectors) for vectors in zip(*states, strict=True)))
-
-
-def _split(values: Any, clients: int) -> list[Any]:
-    """Return each client's own part of what a rule made of a group; what is one for all is everyone's."""
-    fields = [value.unbind(0) if value.ndim == 2 else [value] * clients for value in values]
-    return [type(values)(*(field[i] for field in fields)) for i in range(clients)]
-
-
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
+
+
+def _numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

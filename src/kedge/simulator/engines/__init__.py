@@ -27,12 +27,12 @@ def make_engines(
     """Return ``count`` engines of the kind ``name``; "auto" takes the fastest that can run the model."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    layers = None if name == ModuleEngine.name or device.type != "cpu" else plan(model, loss, federation.labels)
+    layers = None if name == ModuleEngine.name else plan(model, loss, federation.labels)
     if layers is not None:
         return [MLPEngine(layers, federation, loss, weight_decay) for _ in range(count)]
     if name == MLPEngine.name:
         raise UsageError(
-            f"engine is {name}, but it runs only stacks of Linear, ReLU, Tanh, Sigmoid and Dropout on the CPU, "
+            f"engine is {name}, but it runs only stacks of Linear, ReLU, Tanh, Sigmoid and Dropout, "
             "with cross-entropy or a squared error"
         )
     return [ModuleEngine(model, federation, loss, weight_decay, device) for _ in range(count)]

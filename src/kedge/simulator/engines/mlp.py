@@ -32,6 +32,9 @@ PRECISION = 1e5
 GROUP = 5
 """Clients of a job: more of them save little more of the interpreter's time and fall out of the caches."""
 
+DEVICE_GROUP = 32
+"""Clients of a job on another device than the CPU, where few large operations are all that counts."""
+
 SMALL = 1_000_000
 """Parameters up to which clients are grouped; in larger models the products alone take nearly all of the time."""
 
@@ -68,13 +71,15 @@ class MLPEngine:
         self.loss = known
         self.classes = layers[-1].outputs
         self.parameters = sum(layer.outputs * (layer.inputs + layer.bias) for layer in layers)
-        self._one_hot = torch.eye(self.classes, dtype=federation.features.dtype)
+        self._one_hot = torch.eye(self.classes, dtype=federation.features.dtype, device=federation.features.device)
         self._scratch: dict[str, Tensor] = {}
 
     def group(self, batch_size: int | None) -> int:
         """Return how many clients a job may hold."""
         if batch_size is None or self.parameters > SMALL:
             return 1
+        if self._one_hot.device.type != "cpu":
+            return DEVICE_GROUP
         sizes = tuple((layer.inputs, layer.outputs) for layer in self.layers)
         return GROUP if grouping_is_exact(sizes, batch_size, self._one_hot.dtype) else 1
 
@@ -111,13 +116,14 @@ class MLPEngine:
     def _gather(self, job: Job) -> "Data":
         """Copy the samples of all steps, into memory that the next job overwrites."""
         federation, clients = self.federation, len(job.clients)
+        source = federation.features.flatten(1)
         own = [federation.indices[client] for client in job.clients]
         chosen = own
         if job.batches is not None:
-            chosen = [part[torch.from_numpy(drawn.reshape(-1))] for part, drawn in zip(own, job.batches, strict=True)]
+            drawn = torch.from_numpy(job.batches).flatten(1).to(source.device)
+            chosen = [part[rows] for part, rows in zip(own, drawn, strict=True)]
         count = len(chosen[0])
         features = self._kept("features", clients, count, self.layers[0].inputs)
-        source = federation.features.flatten(1)
         for part, into in zip(chosen, features, strict=True):
             torch.index_select(source, 0, part, out=into)
         labels = federation.labels.index_select(0, chosen[0] if clients == 1 else torch.cat(chosen))
@@ -138,7 +144,7 @@ class MLPEngine:
             return [[None] * len(self.layers)] * job.steps
         masks: list[list[Tensor | None]] = []
         for seeds in job.seeds.T:
-            sources = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+            sources = [torch.Generator(like.device).manual_seed(int(seed)) for seed in seeds]
             masks.append([self._mask(layer, size, like, sources) for layer in self.layers])
         return masks
 

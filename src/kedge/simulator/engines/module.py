@@ -137,6 +137,25 @@ def _check_labels(output: Any, federation: Federation) -> None:
             raise UsageError(f"label {int(labels.max())} is out of range: the model has {output.shape[1]} outputs")
 
 
+def convolves(model: nn.Module, federation: Federation) -> bool:
+    """Whether the model has convolutions of images: they are faster when the channels of a pixel lie together."""
+    return federation.features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+class Samples:
+    """Samples as rows, whatever the order in which their numbers lie in memory: a minibatch is one copy."""
+
+    def __init__(self, features: Tensor) -> None:
+        self._last = features.ndim == 4 and features.is_contiguous(memory_format=torch.channels_last)
+        ordered = features.permute(0, 2, 3, 1) if self._last else features
+        self._shape = ordered.shape[1:]
+        self._rows = ordered.reshape(len(features), -1)
+
+    def __getitem__(self, chosen: Tensor) -> Tensor:
+        batch = self._rows.index_select(0, chosen).view(len(chosen), *self._shape)
+        return batch.permute(0, 3, 1, 2) if self._last else batch
+
+
 class ModuleEngine:
     """Runs any module with autograd."""
 
@@ -149,9 +168,7 @@ class ModuleEngine:
         self.federation = federation
         self.loss = loss
         self.weight_decay = weight_decay
-        convolves = any(isinstance(module, nn.Conv2d) for module in self.flat.module.modules())
-        # Convolutions are faster when the channels of a pixel lie together.
-        self._format = torch.channels_last if convolves and federation.features.ndim == 4 else torch.contiguous_format
+        self._samples = Samples(federation.features)
 
     def group(self, batch_size: int | None) -> int:
         """Return how many clients a job may hold."""
@@ -173,8 +190,8 @@ class ModuleEngine:
             wanted = 0 if rows is None else k
             if wanted != loaded:
                 chosen = own if rows is None else rows[k]
-                features = self.federation.features[chosen].contiguous(memory_format=self._format)
-                labels, loaded = self.federation.labels[chosen], wanted
+                features = self._samples[chosen]
+                labels, loaded = self.federation.labels.index_select(0, chosen), wanted
             flat.bind(point)
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
             if job.seeds is not None:

@@ -17,16 +17,16 @@ LARGE = 4_000_000
 """Parameters from which on one client at a time uses all threads: the work of its operations is worth dividing."""
 
 AHEAD = 4
-"""Jobs per worker that may be computed or wait for it while the replies of earlier ones are summed."""
+"""Jobs per thread that may be computed or wait for it while the replies of earlier ones are summed."""
 
 
-def worker_count(parameters: int, random_module: bool, clients: int, wanted: int | None) -> int:
+def thread_count(parameters: int, random_module: bool, clients: int, wanted: int | None) -> int:
     """Return how many clients to run at once. A module that draws from torch's one generator runs alone."""
     available = torch.get_num_threads() if wanted is None else wanted
     return 1 if random_module or parameters >= LARGE else max(1, min(available, clients))
 
 
-class Workers:
+class Pool:
     """Runs a function over items with as many threads as engines; results come in the order of the items."""
 
     def __init__(self, engines: list[Engine]) -> None:

@@ -1,0 +1,122 @@
+"""`kedge reproduce`: a figure of the paper by one command."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markdown import Markdown
+from rich.table import Table
+
+from kedge.cli import options
+from kedge.cli.console import errors, figure, output, progress_bar
+from kedge.cli.signals import Stop, StoppedError, stopping
+from kedge.errors import UsageError, unknown
+from kedge.reproduce.conduct import UnfinishedError, conduct
+from kedge.reproduce.estimate import Estimate, estimate
+from kedge.reproduce.experiment import SCALES, load, names
+from kedge.reproduce.plan import Plan
+from kedge.runs.batch import Event, available_cores
+from kedge.runs.config import Config
+
+RESULTS = Path("experiments/results")
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[FIGURE]", help="A figure, or 'all'.", show_default=False)
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (all in about 2 hours) or paper.")] = "smoke",
+    out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = RESULTS,
+    workers: Annotated[
+        int | None, typer.Option(help="Runs at once; changes no result. Default: one a core.", show_default=False)
+    ] = None,
+    device: options.Device = None,
+    data_dir: options.DataDir = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show the figures and what they cost.")] = False,
+) -> None:
+    """Repeat an experiment of the paper: search the grids, run the seeds, draw the figure, judge the claims.
+
+    Interrupted, the same command goes on where it stopped.
+    """
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    if list_:
+        output.print(_table())
+        return
+    if name is None:
+        raise UsageError("no figure is named; `kedge reproduce --list` shows them")
+    plans = [Plan(load(chosen), scale, device, data_dir) for chosen in (names() if name == "all" else [name])]
+    if len(plans) > 1:
+        plans.sort(key=lambda plan: estimate(plan).seconds)
+    left_out = []
+    with stopping() as stop:
+        for plan in plans:
+            try:
+                _one(plan, out, workers, stop)
+            except UsageError as error:
+                if len(plans) == 1:
+                    raise
+                left_out.append(plan.experiment.name)
+                errors.print(f"kedge: {plan.experiment.name} is left out: {error}", markup=False, soft_wrap=True)
+    if left_out:
+        raise UsageError(f"left out, as said above: {', '.join(left_out)}")
+
+
+def _one(plan: Plan, out: Path, workers: int | None, stop: Stop) -> None:
+    name, guess, cores = plan.experiment.name, estimate(plan), min(workers or available_cores(), available_cores())
+    errors.print(f"{name}: {guess.runs} runs, about {guess.on(cores)} on {cores} cores", highlight=False)
+    command = f"kedge reproduce {name} --scale {plan.scale}"
+    with ExitStack() as bars:
+        try:
+            report = conduct(
+                plan, out, workers, lambda title, jobs: _watch(bars, f"{name}, {title}", jobs), stop, command
+            )
+        except UnfinishedError:
+            assert stop.signal is not None
+            raise StoppedError(f"stopped; `{command}` goes on", stop.signal) from None
+    output.print(
+        Markdown(report.verdict) if output.is_terminal else report.verdict,
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    output.print(f"Written to {report.folder}.", highlight=False, soft_wrap=True)
+
+
+def _watch(bars: ExitStack, title: str, jobs: Mapping[str, Config]) -> Callable[[Event], None]:
+    """Show how far a batch is: a bar on a terminal, else a line for every run that ends."""
+    bars.close()
+    bar = bars.enter_context(progress_bar())
+    task = bar.add_task(title, total=sum(config.run.rounds for config in jobs.values()))
+    done: dict[str, int] = {}
+    ended = 0
+
+    def watch(event: Event) -> None:
+        nonlocal ended
+        over = event.outcome is not None
+        done[event.name] = jobs[event.name].run.rounds if over else event.round
+        ended += over
+        bar.update(task, completed=sum(done.values()), description=f"{title}: {ended} of {len(jobs)} runs")
+        if event.outcome is not None and not event.found and not errors.is_terminal:
+            last = (event.outcome.last or {}).get("test_accuracy")
+            errors.print(f"{ended} of {len(jobs)}: {event.name}, accuracy {figure(last, '.1%')}", soft_wrap=True)
+
+    return watch
+
+
+def _table() -> Table:
+    table = Table(
+        box=None, pad_edge=False, title="On two cores, roughly; paper is meant for a GPU", title_justify="left"
+    )
+    for column in ("figure", "of the paper", "what it shows", *SCALES):
+        table.add_column(column, no_wrap=column in ("figure", *SCALES), justify="right" if column in SCALES else "left")
+    total = dict.fromkeys(SCALES, Estimate(0, 0.0))
+    for name in names():
+        experiment = load(name)
+        costs = {scale: estimate(Plan(experiment, scale)) for scale in SCALES}
+        total = {scale: total[scale] + costs[scale] for scale in SCALES}
+        table.add_row(name, experiment.figure, experiment.shows, *(costs[scale].on(2) for scale in SCALES))
+    table.add_row("all", "", "", *(total[scale].on(2) for scale in SCALES))
+    return table

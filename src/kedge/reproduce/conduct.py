@@ -1,0 +1,141 @@
+"""Conduct an experiment: search the grid, run the seeds, and write down what came of it.
+
+All runs are directories of one batch, so the same call goes on with whatever an earlier one left.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import UsageError
+from kedge.files import make_directory, write_atomically
+from kedge.problem import load_dataset
+from kedge.reproduce import claims, results, verdict
+from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Hyper, Plan, name_of, slug
+from kedge.reproduce.results import Curve, Measure
+from kedge.runs.batch import Event, Outcome, run_batch
+from kedge.runs.config import Config, resolved
+from kedge.runs.directory import to_toml
+
+Stage = Callable[[str, Mapping[str, Config]], Callable[[Event], None]]
+"""Called before a batch with what it is and its runs; returns what is told how they go."""
+
+
+class UnfinishedError(Exception):
+    """The experiment was stopped; the same call goes on with it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an experiment came to."""
+
+    folder: Path
+    verdict: str
+
+
+def conduct(
+    plan: Plan, out: Path, processes: int | None, stage: Stage, stop: Callable[[], bool], command: str
+) -> Report:
+    """Run an experiment and write its results to ``out / figure / scale``."""
+    folder = out / plan.experiment.name / plan.scale
+    _check_data(plan)
+    make_directory(folder)
+
+    def batch(title: str, jobs: dict[str, Config]) -> dict[str, Outcome]:
+        outcomes = run_batch(jobs, folder / "runs", processes, stage(title, jobs), stop)
+        for name, outcome in outcomes.items():
+            if outcome.error is not None:
+                raise UsageError(f"{name} of {plan.experiment.name} failed: {outcome.error}")
+        if len(outcomes) < len(jobs):
+            raise UnfinishedError
+        return outcomes
+
+    searched = batch("grid", plan.tuning_jobs())
+    chosen = choose(plan, searched)
+    finished = batch("runs", plan.final_jobs(chosen))
+    curves = [
+        Curve(case, hyper, seed, outcome.history, outcome.diverged)
+        for case, hyper in chosen.items()
+        for seed in plan.seeds
+        for outcome in [finished[name_of("run", case, hyper, seed)]]
+    ]
+    _write_grid(folder / "grid.csv", plan, searched)
+    return write_report(plan, chosen, curves, folder, out, command)
+
+
+def write_report(
+    plan: Plan, chosen: dict[Case, Hyper], curves: list[Curve], folder: Path, out: Path, command: str
+) -> Report:
+    """Write tables, figures, configurations and the verdict."""
+    from kedge.reproduce.drawing import draw  # matplotlib takes its time to load
+
+    measured = results.measures(curves)
+    results.write_measures(folder / "summary.csv", measured)
+    results.write_curves(folder / "curves.csv", curves)
+    draw(plan, curves, measured, folder)
+    make_directory(folder / "configs")
+    for case, hyper in chosen.items():
+        sections = resolved(plan.final(case, hyper, plan.seeds[0]))
+        sections["data"].pop("data_dir", None)
+        name = "--".join(slug(part) for part in (case.protocol, case.panel, case.line))
+        write_atomically(folder / "configs" / f"{name}.toml", to_toml(sections).encode())
+    found = claims.findings(plan.experiment.claims, measured, lambda figure: measures_of(out, figure, plan.scale))
+    text = verdict.write(plan, chosen, measured, found, command)
+    write_atomically(folder / "verdict.md", text.encode())
+    return Report(folder, text)
+
+
+def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
+    """Return what a figure came to at a scale, if it was run."""
+    path = out / figure / scale / "summary.csv"
+    return results.read_measures(path) if path.is_file() else None
+
+
+def choose(plan: Plan, searched: Mapping[str, Outcome]) -> dict[Case, Hyper]:
+    """Return the pair of every case: the best of its grid on held-out samples, or that of the common rate."""
+    chosen: dict[Case, Hyper] = {}
+    for case in plan.cases():
+        place = plan.tuning_panel(case)
+        if case.protocol == "tuned":
+            chosen[case] = max(plan.grid(place), key=lambda hyper: _score(plan, place, hyper, searched))
+        else:
+            chosen[case] = plan.equal(case)
+    return chosen
+
+
+def _score(plan: Plan, case: Case, hyper: Hyper, searched: Mapping[str, Outcome]) -> tuple[float, float]:
+    """Return held-out accuracy to four digits and, for ties, less of the loss."""
+    accuracy, loss = zip(*(_end(outcome) for outcome in _outcomes(plan, case, hyper, searched)), strict=True)
+    return round(statistics.fmean(accuracy), 4), -statistics.fmean(loss)
+
+
+def _outcomes(plan: Plan, case: Case, hyper: Hyper, searched: Mapping[str, Outcome]) -> list[Outcome]:
+    return [
+        searched[name_of("grid", case, hyper, FIRST_TUNING_SEED + number)] for number in range(plan.size.tuning.seeds)
+    ]
+
+
+def _end(outcome: Outcome) -> tuple[float, float]:
+    if outcome.diverged is not None:
+        return 0.0, float("inf")
+    return results.final(outcome.history, "test_accuracy"), results.final(outcome.history, "test_loss")
+
+
+def _write_grid(path: Path, plan: Plan, searched: Mapping[str, Outcome]) -> None:
+    rows: list[dict[str, Any]] = []
+    for case in dict.fromkeys(plan.tuning_panel(case) for case in plan.cases() if case.protocol == "tuned"):
+        for hyper in plan.grid(case):
+            for number, outcome in enumerate(_outcomes(plan, case, hyper, searched)):
+                accuracy, loss = _end(outcome)
+                place = {"panel": case.panel, "line": case.line, "seed": FIRST_TUNING_SEED + number}
+                rows.append(place | hyper._asdict() | {"accuracy": accuracy, "loss": loss})
+    results.write_table(path, ["panel", "line", "eta", "beta", "seed", "accuracy", "loss"], rows)
+
+
+def _check_data(plan: Plan) -> None:
+    """Look for the data before anything is run, so that their absence is one sentence."""
+    case = next(plan.cases())
+    data = plan.final(case, plan.grid(case)[0], 0).data
+    load_dataset(data.dataset, data.data_dir)

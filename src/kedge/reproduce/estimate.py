@@ -1,0 +1,92 @@
+"""What an experiment will take: work counted exactly, time guessed from it.
+
+The gradients of a round come from running the algorithm's own rules (`kedge.cost`), and the work of a gradient from the
+model's layers. Only the speed is a guess: that of one core of a small machine, rather slow than fast.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from kedge.cost import cost
+from kedge.problem import build_model
+from kedge.reproduce.plan import Plan
+from kedge.runs.config import Config, algorithm_of, eval_every, model_name
+
+# Of one core: floating-point operations a second in products and in convolutions of 8 channels (wider ones are faster),
+# and the seconds that a step and a run take besides.
+PRODUCTS, CONVOLUTIONS, STEP, SETUP = 70e9, 25e9, 5e-5, 0.1
+
+_SHAPES = {"digits": (64,), "mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+_TRAIN = {"digits": 1442, "mnist": 60000, "fashion-mnist": 60000, "cifar10": 50000}
+_TEST = {"digits": 355, "mnist": 10000, "fashion-mnist": 10000, "cifar10": 10000}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The runs of an experiment and the seconds that they take on one core."""
+
+    runs: int
+    seconds: float
+
+    def __add__(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.runs + other.runs, self.seconds + other.seconds)
+
+    def on(self, cores: int) -> str:
+        """Write the time that it takes on so many cores."""
+        seconds = self.seconds / cores
+        for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+            if seconds >= 2 * size:
+                return f"{seconds / size:.0f} {unit}"
+        return f"{max(1, seconds):.0f} s"
+
+
+def estimate(plan: Plan) -> Estimate:
+    """Estimate an experiment at a scale."""
+    jobs = list(plan.tuning_jobs().values())
+    for case in plan.cases():
+        jobs += [plan.final(case, plan.grid(case)[0], seed) for seed in plan.seeds]
+    return Estimate(len(jobs), sum(map(run_seconds, jobs)))
+
+
+def run_seconds(config: Config) -> float:
+    """Return the seconds of one run on one core."""
+    data, run = config.data, config.run
+    per_sample, speed = _work(model_name(config), data.dataset, tuple(config.model.widths or ()), config.model.width)
+    batch = run.batch_size if isinstance(run.batch_size, int) else _TRAIN[data.dataset] // data.clients
+    cohort = data.clients if run.cohort == "all" else run.cohort
+    costs = cost(algorithm_of(config), 1000, run.local_steps)
+    full = math.ceil(_TRAIN[data.dataset] / data.clients / batch)  # minibatches of a pass
+    gradients = sum(
+        (1 if exchange.cohort == "first" else cohort) * (exchange.gradients + full * exchange.full_passes)
+        for exchange in costs.round
+    )
+    step = STEP + 3 * per_sample * batch / speed
+    tested = data.test_samples or (round(data.holdout * _TRAIN[data.dataset]) or _TEST[data.dataset])
+    evaluations = math.ceil(run.rounds / eval_every(config))
+    return SETUP + run.rounds * gradients * step + evaluations * tested * per_sample / (speed / 2)
+
+
+@lru_cache
+def _work(model: str, dataset: str, widths: tuple[int, ...], width: int | None) -> tuple[float, float]:
+    """Return the operations of a forward pass per sample, and how many a core does in a second."""
+    options: dict[str, Any] = ({"widths": widths} if widths else {}) | ({"width": width} if width else {})
+    module = build_model(model, _SHAPES[dataset], 10, **options).to("meta").eval()
+    work = 0.0
+
+    def count(layer: nn.Module, _: Any, output: Tensor) -> None:
+        nonlocal work
+        weight = cast("Tensor", layer.weight)  # every output takes a product with one row of it
+        work += 2 * output.numel() * weight[0].numel()
+
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    for layer in layers:
+        layer.register_forward_hook(count)
+    module(torch.empty((1, *_SHAPES[dataset]), device="meta"))
+    first = layers[0]
+    speed = CONVOLUTIONS * (first.out_channels / 8) ** (2 / 3) if isinstance(first, nn.Conv2d) else PRODUCTS
+    return work, speed

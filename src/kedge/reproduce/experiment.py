@@ -1,0 +1,164 @@
+"""An experiment: a small TOML file that says what is compared, on what, at which scale, and what the paper claims.
+
+A configuration is made in layers, each of which overrides the one before: the experiment's `base`, the panel, the line,
+the scale, the scale's own changes of that panel. Keys are those of `kedge run`, as in "run.cohort".
+"""
+
+import tomllib
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from kedge.errors import UsageError, unknown
+
+
+def _dotted(sections: Any) -> Any:
+    """Turn {"run": {"cohort": 5}}, as TOML reads run.cohort = 5, into {"run.cohort": 5}."""
+    if not isinstance(sections, dict) or not all(isinstance(values, dict) for values in sections.values()):
+        raise ValueError("settings must have the form section.name, as in run.cohort")
+    return {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
+
+
+Changes = Annotated[dict[str, Any], BeforeValidator(_dotted)]
+"""Dotted keys of a configuration and their values."""
+
+SCALES = ("smoke", "laptop", "paper")
+"""Seconds on built-in data; two cores and an evening for all; the paper's own size."""
+
+Metric = Literal["accuracy", "speed", "loss"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Claim(_Part):
+    """What the paper says of a figure, as comparisons of lines."""
+
+    text: str
+    pairs: list[tuple[str, str]]  # better, worse
+    metric: Metric = "accuracy"
+    panels: list[str] | None = None  # None: all
+    more_than_in: str | None = None  # a panel, or "figure: panel", in which the advantage is smaller
+
+
+class Tuned(_Part):
+    """The grid from which each line takes its own best."""
+
+    eta: list[float]
+    beta: list[float] = []  # for algorithms that have one, unless it is fixed
+
+
+class Equal(_Part):
+    """One effective rate for all: `eta` is the η of the hat form, η̂ = βη."""
+
+    eta: float
+    beta: float
+    hat: list[str] = []  # algorithms whose gradient is multiplied by beta; they take eta / beta
+
+
+class Tuning(_Part):
+    """How the grid is searched."""
+
+    seeds: int = 1
+    rounds: float = 1.0  # as a share of the final runs'
+    holdout: float = 0.1
+    panel: str | None = None  # search in this one for all
+
+
+class Scale(_Part):
+    """How large the experiment is run, and what was reduced for that."""
+
+    reduced: str
+    set: Changes = {}
+    panels: dict[str, Changes] = {}
+    only: list[str] | None = None  # panels
+    seeds: int = 3
+    points: int = 25  # of a curve
+    eta: list[float] | None = None
+    beta: list[float] | None = None
+    equal_eta: float | None = None
+    tuning: Tuning = Tuning()
+
+
+class Experiment(_Part):
+    """A figure of the paper, or one beyond it in the same form."""
+
+    name: str
+    title: str
+    figure: str
+    shows: str
+    unstated: str = ""  # what the paper does not say, and what is taken instead
+    base: dict[str, dict[str, Any]]
+    algorithms: list[str] = []
+    panels: dict[str, Changes]
+    lines: dict[str, Changes] = {}
+    sweep: str | None = None  # a key: its values, one a panel, are the x axis
+    loss: bool = False  # draw the test loss as well
+    tuned: Tuned
+    equal: Equal | None = None
+    scales: dict[Literal["smoke", "laptop", "paper"], Scale]
+    claims: list[Claim] = []
+
+    def all_lines(self) -> dict[str, Changes]:
+        """Return what is compared: the algorithms by their ids, then the other lines."""
+        return {name: {"algorithm.name": name} for name in self.algorithms} | self.lines
+
+    def panels_at(self, scale: str) -> dict[str, Changes]:
+        """Return the panels that are drawn at a scale."""
+        only = self.scales[scale].only  # type: ignore[index]
+        return {name: changes for name, changes in self.panels.items() if only is None or name in only}
+
+
+def load(name: str) -> Experiment:
+    """Load an experiment by its name."""
+    files = _files()
+    if name not in files:
+        raise unknown("figure", name, [*files, "all"])
+    return read(name, files[name].read_text(encoding="utf-8"))
+
+
+def read(name: str, text: str) -> Experiment:
+    """Read an experiment from its TOML text."""
+    try:
+        experiment = Experiment.model_validate({"name": name, **tomllib.loads(text)})
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the experiment {name} is not TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{place} of the experiment {name} is wrong: {first['msg']}") from None
+    _check_names(experiment)
+    return experiment
+
+
+def names() -> list[str]:
+    """Return the names of all experiments."""
+    return list(_files())
+
+
+def _check_names(experiment: Experiment) -> None:
+    lines, panels = experiment.all_lines(), experiment.panels
+    used = [name for claim in experiment.claims for name in claim.panels or []]
+    for scale in experiment.scales.values():
+        used += [*scale.panels, *(scale.only or []), *([scale.tuning.panel] if scale.tuning.panel else [])]
+    for name in used:
+        if name not in panels:
+            raise unknown(f"panel of {experiment.name}", name, panels)
+    for name in (name for claim in experiment.claims for pair in claim.pairs for name in pair):
+        if name not in lines:
+            raise unknown(f"line of {experiment.name}", name, lines)
+
+
+def _files() -> dict[str, Traversable]:
+    """Return the files of the experiments: those installed with the package, or those of the source tree."""
+    installed = resources.files("kedge.reproduce") / "experiments"
+    source = Path(__file__).parents[3] / "experiments"
+    for place in (installed, source):
+        if place.is_dir():
+            found = [file for file in place.iterdir() if file.name.endswith(".toml")]
+            return {file.name.removesuffix(".toml"): file for file in sorted(found, key=lambda file: file.name)}
+    raise UsageError("the experiments were not installed with this copy of kedge")

@@ -1,0 +1,38 @@
+"""Other devices than the CPU, as far as can be seen without one: a tensor on `meta` has no data to wait for."""
+
+import pytest
+import torch
+from torch import nn
+
+import kedge
+from kedge.simulator import Settings, Simulation
+from tests.cases import CASES
+from tests.simulator.test_simulation import model, small
+from tests.test_contract import algorithm, named
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize(("engine", "module"), [("fused-mlp", model()), ("module", model()), ("module", normed())])
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_a_round_stays_on_its_device_and_never_waits_for_it(case, engine, module, monkeypatch):
+    # The labels are read once, before the first round.
+    monkeypatch.setattr("kedge.simulator.engines.module._check_labels", lambda output, federation: None)
+    method = algorithm(case)
+    settings = Settings(cohort=None if method.full_participation else 4, local_steps=3, batch_size=4)
+    run = Simulation(module, small(), method, settings, device="meta", engine=engine)
+    for _ in range(3):
+        run.advance()  # reading a number of a meta tensor is an error
+    assert {vector.device.type for vector in [*run.server, *run.clients[0], run.buffers]} == {"meta"}
+    assert run.counters.gradients > 0
+
+
+def test_large_groups_of_clients_share_their_operations_on_a_device(monkeypatch):
+    monkeypatch.setattr("kedge.simulator.engines.module._check_labels", lambda output, federation: None)
+    settings = Settings(cohort=6, local_steps=3, batch_size=4)
+    run = Simulation(model(), small(), kedge.ScaffoldM(eta=0.1), settings, device="meta")
+    assert run.description() == "engine: fused-mlp, 1 thread"
+    assert run._cohorts.pool.engines[0].group(4) >= 6
