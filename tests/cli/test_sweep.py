@@ -82,6 +82,20 @@ def test_more_values_and_seeds_extend_a_sweep_and_nothing_else_does(tmp_path, ca
     assert files(tmp_path / "s" / "runs") == after
 
 
+def test_a_sweep_over_an_algorithm_of_ones_own_holds_from_any_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from kedge.algorithms import FedAvg\nclass Mine(FedAvg):\n    'Mine.'\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (
+        execute(["sweep", *QUICK, "--grid", "algorithm.name=../mine.py:Mine,fedavg", "--seeds", "1", "--out", "s"]) == 0
+    )
+    monkeypatch.chdir(tmp_path)
+    assert execute(["sweep", "--resume", "elsewhere/s"]) == 0
+    runs = tmp_path / "elsewhere" / "s" / "runs"
+    assert sorted(path.name for path in runs.iterdir()) == ["nameMine-seed0", "namefedavg-seed0"]
+    assert timeless(runs / "nameMine-seed0") == timeless(runs / "namefedavg-seed0")
+
+
 def test_a_diverged_point_is_worst_and_shown(tmp_path, capsys):
     assert execute(["sweep", *QUICK, "--grid", "algorithm.eta=1e30,0.1", "--seeds", "2", "--out", "s"]) == 0
     assert "diverged in round" in capsys.readouterr().out

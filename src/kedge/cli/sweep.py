@@ -11,8 +11,8 @@ from kedge.cli.signals import StoppedError, stopping
 from kedge.cli.sweep_view import View, best_line, final_table, write_tables
 from kedge.errors import UsageError
 from kedge.runs.directory import RunDirectory
-from kedge.runs.grid import label, parse_grid, short_keys
-from kedge.runs.sweep import FILE, METRICS, Plan, Sweep, absolute, joined, read_plan
+from kedge.runs.grid import parse_grid, short_keys, short_label
+from kedge.runs.sweep import FILE, METRICS, Plan, Sweep, absolute, absolute_axes, joined, read_plan
 
 SWEEP = "Sweep"
 DEFAULT_TRIALS = 50
@@ -107,8 +107,9 @@ def sweep(
         path, plan = resume, read_plan(resume)
     else:
         base = absolute(options.configuration(config, set_, given))
-        plan = Plan(base, parse_grid(grid or []), 3 if seeds is None else seeds, metric or "test_accuracy", halving,
-                    _trials(search, trials))  # fmt: skip
+        axes = absolute_axes(parse_grid(grid or []))
+        tried = _trials(search, trials)
+        plan = Plan(base, axes, 3 if seeds is None else seeds, metric or "test_accuracy", halving, tried)
         path = out or options.new_directory("sweep")
         if (path / FILE).is_file():
             plan = joined(read_plan(path), plan)
@@ -165,7 +166,7 @@ def _report(going: Sweep) -> None:
 
 
 def _shown(value: Any) -> Any:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else label(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else short_label(value)
 
 
 def _note(state: str, rounds: int) -> str:

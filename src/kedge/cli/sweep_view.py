@@ -10,7 +10,7 @@ from rich.table import Table
 from kedge.cli.console import figure, output
 from kedge.report.comparison import write_csv
 from kedge.runs.batch import Event, Outcome
-from kedge.runs.grid import label, short_keys
+from kedge.runs.grid import label, short_keys, short_label
 from kedge.runs.sweep import Standing, Sweep, ranked
 
 LIVE = 10
@@ -120,7 +120,7 @@ def _table(sweep: Sweep, standings: list[Standing], title: str | None) -> Table:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else label(value)
+    return f"{value:.4g}" if isinstance(value, float) else short_label(value)
 
 
 def _state(standing: Standing) -> str:

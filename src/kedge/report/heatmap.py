@@ -67,7 +67,7 @@ def _matrix(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better:
         axes.text(column, row, _words(cell, metric), ha="center", va="center", fontsize=8, color="w" if dark else "k")
         if cell is best:
             axes.add_patch(_frame(row, column))
-    axes.set_xticks(range(len(across)), across)
+    _name_across(axes, across)
     axes.set_yticks(range(len(down)), down)
     axes.set_xlabel(keys[1])
     axes.set_ylabel(keys[0])
@@ -133,8 +133,13 @@ def _places(axes: Axes, values: list[Any]) -> dict[str, float]:
         if values[0] > 0 and values[-1] / values[0] >= 8:
             axes.set_xscale("log")
         return {str(value): float(value) for value in values}
-    axes.set_xticks(range(len(values)), [str(value) for value in values])
+    _name_across(axes, [str(value) for value in values])
     return {str(value): float(place) for place, value in enumerate(values)}
+
+
+def _name_across(axes: Axes, names: list[str]) -> None:
+    slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(names)), names, **(slanted if max(map(len, names)) > 8 else {}))
 
 
 def _order(value: Any) -> tuple[bool, Any]:

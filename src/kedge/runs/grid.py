@@ -1,6 +1,7 @@
 """A grid: for some keys of a configuration, the values to try, or a range to search."""
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from kedge.errors import UsageError
 from kedge.runs.config import parse_value
 
 _FORM = "but must have the form key=value,value,... or key=low..high[:log], as in algorithm.eta=0.01,0.1"
+_RANGE = re.compile(r"[^/,\"'\[{]*\.\.[^/,]*")  # unlike ../a/path
 _CLOSING = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
 
@@ -66,7 +68,7 @@ def parse_grid(texts: Iterable[str]) -> dict[str, Axis]:
 def _axis(text: str, values: str) -> Axis:
     if not values:
         raise UsageError(f"--grid is {text!r}, but names no value")
-    if ".." in values and not set(values) & set(_CLOSING):
+    if _RANGE.fullmatch(values):
         return _range(text, values)
     parts = [part.strip() for part in _split(values)]
     if not all(parts):
@@ -99,9 +101,11 @@ def _range(text: str, values: str) -> Range:
 def _split(text: str) -> Iterator[str]:
     """Split at the commas that stand in no brackets and no quotes."""
     open_: list[str] = []
-    start = 0
+    start, escaped = 0, False
     for place, letter in enumerate(text):
-        if open_ and letter == open_[-1]:
+        if escaped or (letter == "\\" and open_[-1:] == ['"']):
+            escaped = not escaped
+        elif open_ and letter == open_[-1]:
             open_.pop()
         elif letter in _CLOSING and not (open_ and open_[-1] in "\"'"):
             open_.append(_CLOSING[letter])
@@ -153,14 +157,22 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 def point_name(point: Point) -> str:
     """Return a name for the directories of a point: ``eta0.1-beta0.5``."""
     shorts = short_keys(list(point))
-    parts = (f"{shorts[key]}{label(value).rpartition(':')[2]}" for key, value in point.items())
+    parts = (f"{shorts[key]}{short_label(value)}" for key, value in point.items())
     return re.sub(r"[^\w.+-]+", "_", "-".join(parts))
 
 
 def label(value: Any) -> str:
-    """Write a value as the command line would."""
+    """Write a value as the command line would, so that it is read as the same."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(label(item) for item in value)}]"
+    if isinstance(value, str):
+        plain = parse_value(value) == value and not set(value) & {",", *_CLOSING} and not _RANGE.fullmatch(value)
+        return value if plain and value == value.strip() else json.dumps(value)
     return str(value)
+
+
+def short_label(value: Any) -> str:
+    """Write a value for people: of ``my_file.py:MyAlgorithm`` the class alone."""
+    return label(value).rpartition(":")[2]

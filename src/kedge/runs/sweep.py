@@ -15,7 +15,7 @@ from kedge.problem.checks import whole
 from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
 from kedge.runs.config import Config, absolute_place, check, eval_every, load_toml, merged
 from kedge.runs.directory import to_toml
-from kedge.runs.grid import Axis, Point, corners, extended, parse_grid, point_name, points
+from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
 from kedge.runs.optuna_search import Study, require_optuna
 
 METRICS = {"test_accuracy": True, "test_loss": False}
@@ -75,6 +75,17 @@ def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(values, dict) and isinstance(values.get(name), str):
             changes.append((key, place(values[name])))
     return merged(base, changes)
+
+
+def absolute_axes(axes: Mapping[str, Axis]) -> dict[str, Axis]:
+    """Return a grid that holds from any directory."""
+
+    def placed(key: str, axis: Axis) -> Axis:
+        if key != "algorithm.name" or not isinstance(axis, Choices):
+            return axis
+        return Choices(tuple(absolute_place(name) if isinstance(name, str) else name for name in axis.values))
+
+    return {key: placed(key, axis) for key, axis in axes.items()}
 
 
 def read_plan(path: Path) -> Plan:
