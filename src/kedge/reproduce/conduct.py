@@ -125,7 +125,7 @@ def _end(outcome: Outcome) -> tuple[float, float]:
 
 def _write_grid(path: Path, plan: Plan, searched: Mapping[str, Outcome]) -> None:
     rows: list[dict[str, Any]] = []
-    for case in dict.fromkeys(plan.tuning_panel(case) for case in plan.cases() if case.protocol == "tuned"):
+    for case in plan.tuning_cases():
         for hyper in plan.grid(case):
             for number, outcome in enumerate(_outcomes(plan, case, hyper, searched)):
                 accuracy, loss = _end(outcome)

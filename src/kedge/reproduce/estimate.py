@@ -12,7 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from kedge.cost import cost
+from kedge.algorithm import Algorithm
+from kedge.cost import Cost, cost
 from kedge.problem import build_model
 from kedge.reproduce.plan import Plan
 from kedge.runs.config import Config, algorithm_of, eval_every, model_name
@@ -46,11 +47,16 @@ class Estimate:
 
 
 def estimate(plan: Plan) -> Estimate:
-    """Estimate an experiment at a scale."""
-    jobs = list(plan.tuning_jobs().values())
+    """Estimate an experiment at a scale; the runs of a case differ in hyper-parameters and seeds, not in their cost."""
+    total = Estimate(0, 0.0)
+    for case in plan.tuning_cases():
+        grid = plan.grid(case)
+        count = len(grid) * plan.size.tuning.seeds
+        total += Estimate(count, count * run_seconds(plan.search(case, grid[0], 0)))
     for case in plan.cases():
-        jobs += [plan.final(case, plan.grid(case)[0], seed) for seed in plan.seeds]
-    return Estimate(len(jobs), sum(map(run_seconds, jobs)))
+        count = len(plan.seeds)
+        total += Estimate(count, count * run_seconds(plan.final(case, plan.grid(case)[0], 0)))
+    return total
 
 
 def run_seconds(config: Config) -> float:
@@ -59,7 +65,7 @@ def run_seconds(config: Config) -> float:
     per_sample, speed = _work(model_name(config), data.dataset, tuple(config.model.widths or ()), config.model.width)
     batch = run.batch_size if isinstance(run.batch_size, int) else _TRAIN[data.dataset] // data.clients
     cohort = data.clients if run.cohort == "all" else run.cohort
-    costs = cost(algorithm_of(config), 1000, run.local_steps)
+    costs = _cost(algorithm_of(config), run.local_steps)
     full = math.ceil(_TRAIN[data.dataset] / data.clients / batch)  # minibatches of a pass
     gradients = sum(
         (1 if exchange.cohort == "first" else cohort) * (exchange.gradients + full * exchange.full_passes)
@@ -69,6 +75,11 @@ def run_seconds(config: Config) -> float:
     tested = data.test_samples or (round(data.holdout * _TRAIN[data.dataset]) or _TEST[data.dataset])
     evaluations = math.ceil(run.rounds / eval_every(config))
     return SETUP + run.rounds * gradients * step + evaluations * tested * per_sample / (speed / 2)
+
+
+@lru_cache
+def _cost(algorithm: Algorithm[Any, Any], local_steps: int) -> Cost:
+    return cost(algorithm, 1000, local_steps)
 
 
 @lru_cache

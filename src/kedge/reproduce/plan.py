@@ -113,13 +113,16 @@ class Plan:
         """Return the case whose grid decides for this one."""
         return case._replace(panel=self.size.tuning.panel or case.panel)
 
+    def tuning_cases(self) -> list[Case]:
+        """Return the cases whose grids are searched."""
+        return list(dict.fromkeys(self.tuning_panel(case) for case in self.cases() if case.protocol == "tuned"))
+
     def tuning_jobs(self) -> dict[str, Config]:
         """Return the runs of the grid by name."""
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.size.tuning.seeds)
-        cases = dict.fromkeys(self.tuning_panel(case) for case in self.cases() if case.protocol == "tuned")
         return {
             name_of("grid", case, hyper, seed): self.search(case, hyper, seed)
-            for case, seed in itertools.product(cases, seeds)
+            for case, seed in itertools.product(self.tuning_cases(), seeds)
             for hyper in self.grid(case)
         }
 

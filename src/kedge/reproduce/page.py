@@ -1,0 +1,93 @@
+"""The generated parts of the page on reproduction: what the figures cost, and each claim with what was measured.
+
+    python -m kedge.reproduce.page docs/reproduce.md
+
+rewrites them in place from the experiments and from the results in experiments/results beside the page's folder.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from kedge.reproduce.claims import Finding, findings
+from kedge.reproduce.conduct import measures_of
+from kedge.reproduce.estimate import Estimate, estimate
+from kedge.reproduce.experiment import SCALES, Claim, Experiment, load, names
+from kedge.reproduce.plan import Plan
+
+SHOWN = ("paper", "laptop")
+"""The scales whose results count, the best first; smoke is evidence of nothing."""
+
+PART = re.compile(r"(?<=<!-- generated: )(?P<name>\w+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
+
+
+def refreshed(page: str, results: Path) -> str:
+    """Return the page with its generated parts made anew."""
+    parts: dict[str, Callable[[], str]] = {
+        "costs": costs,
+        "claims": lambda: claims(results, beyond=False),
+        "beyond": lambda: claims(results, beyond=True),
+    }
+    return PART.sub(lambda found: f"{found['name']} -->\n\n{parts[found['name']]()}\n", page)
+
+
+def costs() -> str:
+    """Write the table of figures and what they take on two cores."""
+    rows = [["figure", "in the paper", "shows", *SCALES], ["---"] * 6]
+    total = dict.fromkeys(SCALES, Estimate(0, 0.0))
+    for name in names():
+        experiment = load(name)
+        found = {scale: estimate(Plan(experiment, scale)) for scale in SCALES}
+        total = {scale: total[scale] + found[scale] for scale in SCALES}
+        rows.append([f"`{name}`", experiment.figure, experiment.shows, *(found[scale].on(2) for scale in SCALES)])
+    rows.append(["all", "", "", *(total[scale].on(2) for scale in SCALES)])
+    return _table(rows)
+
+
+def claims(results: Path, *, beyond: bool) -> str:
+    """Write a row per claim, of the paper or beyond it, with the results that there are."""
+    rows = [["claim", "figure", "command", "measurement", "verdict"], ["---"] * 5]
+    for name in names():
+        experiment = load(name)
+        if (experiment.figure == "beyond the paper") == beyond:
+            rows += [_row(experiment, claim, results) for claim in experiment.claims]
+    return _table(rows)
+
+
+def _row(experiment: Experiment, claim: Claim, results: Path) -> list[str]:
+    for scale in SHOWN:
+        measured = measures_of(results, experiment.name, scale)
+        if measured is not None:
+            found = findings([claim], measured, lambda figure, scale=scale: measures_of(results, figure, scale))  # type: ignore[misc]
+            link = f"[{scale} scale](../experiments/results/{experiment.name}/{scale}/verdict.md)"
+            return _cells(experiment, claim, scale, f"{link}<br>{'<br>'.join(map(_measured, found))}", _said(found))
+    return _cells(experiment, claim, "laptop", "not run yet", "not run yet")
+
+
+def _cells(experiment: Experiment, claim: Claim, scale: str, measurement: str, verdict: str) -> list[str]:
+    command = f"`kedge reproduce {experiment.name} --scale {scale}`"
+    return [claim.text, experiment.figure, command, measurement, verdict]
+
+
+def _measured(finding: Finding) -> str:
+    return f"{finding.protocol}: " + ("; ".join(map(str, finding.differences)) or finding.missing)
+
+
+def _said(found: list[Finding]) -> str:
+    return "<br>".join(f"{finding.protocol}: {finding.verdict}" for finding in found)
+
+
+def _table(rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def main(paths: list[str]) -> None:
+    """Rewrite the generated parts of these pages."""
+    for path in map(Path, paths):
+        results = path.absolute().parents[1] / "experiments" / "results"
+        path.write_text(refreshed(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,127 @@
+"""The experiments: every file is sound at every scale, and installed with the package."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import kedge
+from kedge.errors import UsageError
+from kedge.reproduce.estimate import estimate
+from kedge.reproduce.experiment import SCALES, load, names, read
+from kedge.reproduce.plan import Case, Hyper, Plan
+
+ROOT = Path(__file__).parents[2]
+FIGURES = names()
+
+
+def plan(name, scale="laptop"):
+    return Plan(load(name), scale)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_configuration_passes_the_checks(name, scale):
+    made = plan(name, scale)
+    jobs = made.tuning_jobs()
+    chosen = {case: made.grid(case)[0] if case.protocol == "tuned" else made.equal(case) for case in made.cases()}
+    jobs |= made.final_jobs(chosen)
+    assert len(jobs) >= 2 * len(made.experiment.all_lines())
+    assert estimate(made).seconds > 0
+    for name_, config in jobs.items():
+        assert bool(config.data.holdout) == name_.startswith("grid")
+        assert config.data.dataset == "digits" or scale != "smoke"
+
+
+def test_the_figures_of_the_paper_and_five_beyond_are_there():
+    wanted = [
+        "mlp-full",
+        "mlp-vr",
+        "mlp-partial",
+        "resnet-mild",
+        "resnet-severe",
+        "resnet-vr",
+        "mnist-many",
+        "mnist-beta",
+    ]
+    beyond = ["baselines", "heterogeneity", "participation", "local-steps", "fashion"]
+    assert sorted(FIGURES) == sorted([*wanted, *beyond])
+    assert [name for name in FIGURES if load(name).figure == "beyond the paper"] == sorted(beyond)
+
+
+def test_real_scales_have_three_seeds_and_say_what_was_reduced():
+    for name in FIGURES:
+        for scale in ("laptop", "paper"):
+            assert load(name).scales[scale].seeds >= 3
+            assert load(name).scales[scale].reduced
+
+
+def test_the_mlp_figures_search_the_grid_of_the_paper():
+    for name in ("mlp-full", "mlp-vr", "mlp-partial"):
+        tuned = load(name).tuned
+        assert tuned.eta == [0.005, 0.01, 0.05, 0.1, 0.5]
+        assert tuned.beta == [0.1, 0.2, 0.5, 0.8]
+        made = plan(name, "paper")
+        for case in made.cases():
+            config = made.final(case, made.grid(case)[0], 0)
+            assert (config.run.local_steps, config.run.weight_decay, config.data.clients) == (32, 1e-4, 10)
+            assert config.data.alpha == (0.2 if name == "mlp-partial" else 0.5)
+
+
+def test_the_resnet_figures_have_the_settings_of_the_paper():
+    made = plan("resnet-severe", "paper")
+    case = Case("2 of 10 clients", "equal", "scaffold-m")
+    config = made.final(case, made.equal(case), 0)
+    assert (config.run.cohort, config.run.local_steps, config.run.batch_size, config.data.alpha) == (2, 16, 128, 0.1)
+    assert config.algorithm.model_dump() == {"name": "scaffold-m", "eta": 0.01, "beta": 0.1}
+    assert made.equal(case._replace(line="scaffold")) == Hyper(0.001, None)
+
+
+def test_an_equal_rate_is_beta_eta_where_the_gradient_is_multiplied_by_beta():
+    made = plan("mlp-vr")
+    assert made.equal(Case("all 10 clients", "equal", "scaffold-m-vr")) == Hyper(0.01, 0.1)
+    beta = plan("mnist-beta")
+    assert beta.equal(Case("FedAvg-M", "equal", "beta = 0.05")) == Hyper(0.2, 0.05)
+
+
+def test_all_algorithms_are_compared_where_they_are_defined():
+    made = plan("baselines", "paper")
+    lines = {case.line for case in made.cases() if case.panel == "all 100 clients"}
+    assert lines == set(kedge.ALGORITHMS)
+    partial = {case.line for case in made.cases() if case.panel == "10 of 100 clients"}
+    assert lines - partial == {name for name, kind in kedge.ALGORITHMS.items() if kind.full_participation}
+
+
+def test_the_laptop_scale_is_about_two_hours_of_two_cores():
+    seconds = sum(estimate(plan(name)).seconds for name in FIGURES) / 2
+    assert seconds < 2.5 * 3600
+
+
+def test_every_file_is_installed_with_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    included = {source for source in settings["force-include"] if source.startswith("experiments/")}
+    assert included == {f"experiments/{name}.toml" for name in FIGURES}
+
+
+GOOD = (ROOT / "experiments" / "mnist-many.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title =", "titel =", "title of the experiment mine is wrong: Field required"),
+        ("title =", "title", "the experiment mine is not TOML"),
+        ("run.cohort = 5\n", "cohort = 5\n", "must have the form section.name"),
+        ('panels = ["5 of', 'panels = ["7 of', "panel of mine '7 of 100 clients' does not exist"),
+        ('pairs = [["fedavg-m",', 'pairs = [["fedavg-n",', "line of mine 'fedavg-n' does not exist"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(old, new, message):
+    assert old in GOOD
+    with pytest.raises(UsageError, match=message):
+        read("mine", GOOD.replace(old, new))
+
+
+def test_an_unknown_figure_is_one_sentence():
+    with pytest.raises(UsageError, match="figure 'mnist-may' does not exist; did you mean 'mnist-many'"):
+        load("mnist-may")

@@ -1,0 +1,37 @@
+"""The page on reproduction: its generated parts are current, and filled from results."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from kedge.reproduce import page
+from kedge.reproduce.results import Measure, write_measures
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reproduce.md"
+
+
+def test_the_generated_parts_are_current():
+    text = PAGE.read_text(encoding="utf-8")
+    assert page.refreshed(text, ROOT / "experiments" / "results") == text, "run `make docs`"
+
+
+def test_a_claim_without_results_says_so(tmp_path):
+    assert page.claims(tmp_path, beyond=False).count("not run yet | not run yet") == 14
+
+
+def test_results_fill_the_page_and_smoke_does_not(tmp_path):
+    row = Measure("all 10 clients", "tuned", "", 0, 0.1, None, 0.5, 1.0, 0.4, 0.6, 0.5, 0.5, 10, 100.0, 1.0, None)
+    speeds = {"fedavg": 0.2, "fedavg-m": 0.3, "scaffold": 0.4, "scaffold-m": 0.5}
+    rows = [replace(row, line=line, seed=s, speed=v + s / 10) for line, v in speeds.items() for s in range(3)]
+    for scale in ("smoke", "laptop"):
+        folder = tmp_path / "experiments" / "results" / "mlp-full" / scale
+        folder.mkdir(parents=True)
+        write_measures(folder / "summary.csv", rows)
+        table = page.claims(tmp_path / "experiments" / "results", beyond=False)
+        assert ("fedavg-m - fedavg: +10.00" in table) == (scale == "laptop")
+    assert "tuned: holds" in table
+    (tmp_path / "docs").mkdir()
+    shutil.copy(PAGE, tmp_path / "docs" / "reproduce.md")
+    page.main([str(tmp_path / "docs" / "reproduce.md")])
+    assert table in (tmp_path / "docs" / "reproduce.md").read_text(encoding="utf-8")
