@@ -54,7 +54,9 @@ LocalSteps = Annotated[int | None, _option("local_steps", RUN, "K, the local ste
 BatchSize = Annotated[str | None, _option("batch_size", RUN, "Samples of a minibatch, or 'full'.")]
 WeightDecay = Annotated[float | None, _option("weight_decay", RUN, "λ; λx is part of every gradient.")]
 Seed = Annotated[int | None, _option("seed", RUN, "Of data, model, cohorts and minibatches.")]
-EvalEvery = Annotated[int | None, _option("eval_every", RUN, "Rounds between evaluations.", "rounds / 50")]
+EvalEvery = Annotated[
+    int | None, _option("eval_every", RUN, "Rounds between evaluations.", "10 to 50 times a run, by cost")
+]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
 Workers = Annotated[int | None, _option("workers", RUN, "Processes, of which each has its share of the clients.")]
 Threads = Annotated[int | None, _option("threads", RUN, "Clients to run at once in a process.", "one a core")]

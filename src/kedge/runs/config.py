@@ -1,6 +1,7 @@
 """The configuration of a run: four sections of a TOML file, checked before anything is computed."""
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
@@ -26,6 +27,12 @@ from kedge.simulator.simulation import Weights, usable_device
 
 QUADRATICS_ONLY = frozenset({"dim", "heterogeneity", "sigma"})
 """Keys of the section data that only quadratics reads."""
+
+IMAGES, TEST_SAMPLES = ("mnist", "fashion-mnist", "cifar10"), 10_000
+"""The data sets whose test sets are large, and how large."""
+
+EVALUATION_SHARE = 0.04
+"""Of the time, what evaluations may take by default."""
 
 DEFAULT_MODELS = {"synthetic": "logistic"}
 """The model of a data set, where it is not `mlp`."""
@@ -82,7 +89,7 @@ class Run(_Section):
     weights: Weights = "uniform"
     lost_replies: float = 0.0
     seed: int = 0
-    eval_every: int | None = None  # None: about fifty times a run
+    eval_every: int | None = None  # None: up to fifty times a run, by what it costs
     eval_clients: bool = False
     device: str = "cpu"
     engine: str = "auto"
@@ -213,8 +220,19 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def eval_every(config: Config) -> int:
-    """Return the interval of evaluation: as asked, or about fifty times a run."""
-    return max(1, config.run.rounds // 50) if config.run.eval_every is None else config.run.eval_every
+    """Return the interval of evaluation: as asked, or fifty times a run, or less often where that would cost much.
+
+    A sample of the test set costs a forward pass, one of a minibatch about two. With 10 clients of 16 minibatches of
+    32, the 10,000 images of MNIST cost as much as a whole round. But ten times a run at least.
+    """
+    run = config.run
+    if run.eval_every is not None:
+        return run.eval_every
+    cohort = config.data.clients if run.cohort == "all" else run.cohort
+    batch = TEST_SAMPLES if run.batch_size == "full" else run.batch_size
+    images = config.data.dataset in IMAGES and config.data.test_samples is None
+    dear = math.ceil(TEST_SAMPLES / (EVALUATION_SHARE * 2 * cohort * run.local_steps * batch)) if images else 1
+    return max(1, run.rounds // 50, min(dear, run.rounds // 10))
 
 
 def model_name(config: Config) -> str:
