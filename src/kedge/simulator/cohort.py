@@ -69,7 +69,6 @@ class Cohorts:
         if not cohort:
             return
         efforts = [exchange.effort(Effort(int(self.steps[client]))) for client in cohort]
-        batches = self._batches(round, number, cohort, efforts)
         needs = self.traced(exchange).cost.needs
 
         def play(engine: Engine, part: slice) -> tuple[list[Any], list[Any], Done]:
@@ -77,7 +76,7 @@ class Cohorts:
             own = _stacked([self.clients[client] for client in clients])
             rule, start = exchange.direction(down, own), exchange.start(down, own)
             start = start.expand(len(clients), -1)
-            rows = None if batches is None else np.stack(batches[part])
+            rows = self._batches(round, number, clients, effort)
             seeds = self._noise(round, number, clients, effort.steps) if self.random else None
             job = Job(rule, start, buffers, self.algorithm.eta, clients, effort.steps, rows, seeds, needs)
             done = engine.run(job)
@@ -108,23 +107,18 @@ class Cohorts:
         seed = self.settings.seed
         return np.stack([keyed(seed, NOISE, round, number, client).integers(2**63, size=steps) for client in clients])
 
-    def _batches(
-        self, round: int, number: int, cohort: list[int], efforts: list[Effort]
-    ) -> list[NDArray[np.int64]] | None:
+    def _batches(self, round: int, number: int, clients: list[int], effort: Effort) -> NDArray[np.int64] | None:
         """Draw the samples of every client and step; None stands for a client's whole data."""
         size = self.settings.batch_size
-        if size is None or efforts[0].minibatches is None:
+        if size is None or effort.minibatches is None:
             return None
         drawn = draw_minibatches(
-            self.settings.seed, round, number, cohort,
-            samples=self.federation.sizes[cohort],
-            counts=[effort.steps * (effort.minibatches or 1) for effort in efforts],
+            self.settings.seed, round, number, clients,
+            samples=self.federation.sizes[clients],
+            counts=[effort.steps * effort.minibatches] * len(clients),
             batch_size=size,
         )  # fmt: skip
-        return [
-            rows.reshape(effort.steps, len(rows) // max(1, effort.steps) * size)
-            for rows, effort in zip(drawn, efforts, strict=True)
-        ]
+        return np.stack(drawn).reshape(len(clients), effort.steps, effort.minibatches * size)
 
     def traced(self, exchange: AnyExchange) -> Trace:
         """Return what the exchange reads of the local steps, and the form of its reply."""
