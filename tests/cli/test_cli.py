@@ -84,7 +84,9 @@ def test_compare_writes_table_figure_and_numbers(tmp_path, capsys):
         "both",
         "--target",
         "0.1",
-    ]  # in processes, as it comes
+        "--workers",
+        "1",
+    ]
     assert execute(command) == 0
     printed = capsys.readouterr().out
     assert "fedavg" in printed
