@@ -9,10 +9,14 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from kedge.report.figures import COLOURS, STYLES
 
 FORMATS = ("png", "pdf")
+
+LEGEND = 16
+"""Lines in a column of the legend."""
 
 Points = tuple[list[float], list[float]]
 """x and y of one run."""
@@ -45,9 +49,11 @@ def draw_views(
 ) -> list[Path]:
     """Draw the views as a table; a line has one look in all of them."""
     columns = max(len(row) for row in rows)
-    figure = Figure(figsize=(4.6 * columns + 2.0, 3.4 * len(rows) + 1.3), layout="constrained")
-    table = figure.subplots(len(rows), columns, squeeze=False)
     labels = list(dict.fromkeys(line.label for row in rows for view in row for line in view.series))
+    legend_columns = -(-len(labels) // LEGEND)
+    height = max(3.4 * len(rows) + 1.3, 1.3 + 0.22 * min(len(labels), LEGEND))
+    figure = Figure(figsize=(max(6.0, 4.6 * columns) + 2.0 * legend_columns, height), layout="constrained")
+    table = figure.subplots(len(rows), columns, squeeze=False)
     for places, row in zip(table, rows, strict=True):
         for axes, view in zip(places, row, strict=True):
             _draw(axes, view, labels)
@@ -56,7 +62,10 @@ def draw_views(
         found, names = axes.get_legend_handles_labels()
         handles |= {name: handle for name, handle in zip(names, found, strict=True) if name not in handles}
     order = sorted(handles, key=labels.index)
-    figure.legend([handles[name] for name in order], order, loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(
+        [handles[name] for name in order], order, loc="outside right center", ncols=legend_columns, frameon=False,
+        fontsize=9,
+    )  # fmt: skip
     figure.suptitle(title, fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
@@ -86,6 +95,11 @@ def _draw(axes: Axes, view: View, labels: list[str]) -> None:
     axes.set_ylabel(view.y, fontsize=9)
     if view.log_x:
         axes.set_xscale("log")
+        values = sorted({value for line in view.series for run in line.runs for value in run[0]})
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks([], minor=True)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=view.x == "rounds"))
     heights = [value for line in view.series for run in line.runs for value in run[1]]
     if view.log_y and heights and min(heights) > 0 and max(heights) > 10 * min(heights):
         axes.set_yscale("log")

@@ -24,7 +24,7 @@ def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path)
             rows = [[row[0] for row in rows]]
     heading = f"{experiment.title} ({experiment.figure}), {plan.scale} scale"
     bands = "" if len(lines) > 8 else "; bands: smallest to largest"
-    note = f"Lines: mean of {len(plan.seeds)} seeds{bands}. Reduced: {plan.size.reduced}."
+    note = f"Lines: mean over {len(plan.seeds)} seed(s){bands}. Reduced: {plan.size.reduced}."
     draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
     budgets = [[_over(curves, panel, "tuned", key, "test_accuracy") for key in ("gradients", "megabytes")]
                for panel in panels]  # fmt: skip
