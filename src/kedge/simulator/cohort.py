@@ -123,8 +123,12 @@ class Cohorts:
     def traced(self, exchange: AnyExchange) -> Trace:
         """Return what the exchange reads of the local steps, and the form of its reply."""
         if exchange not in self._traces:
-            server, client = self.algorithm.init_server(self.model), self.algorithm.init_client(self.model)
-            self._traces[exchange] = trace(self.algorithm, exchange, server, client, Effort(steps=1), {})
+            # On zeros: before it calculates on `meta`, torch loads a computer algebra system.
+            x = torch.zeros(self.model.shape, dtype=self.model.dtype)
+            server, client = self.algorithm.init_server(x), self.algorithm.init_client(x)
+            traced = trace(self.algorithm, exchange, server, client, Effort(steps=1), {})
+            up = type(traced.up)(*(torch.empty(v.shape, dtype=v.dtype, device="meta") for v in traced.up))
+            self._traces[exchange] = traced._replace(up=up, server=None, client=None)
         return self._traces[exchange]
 
 

@@ -294,7 +294,9 @@ class Simulation:
         own = {node: summed(node, replies) for node in branches[self.ranks.rank]}
         parts = {node: values for node, values in own.items() if values is not None}
         if self.ranks.count > 1:
-            layout = [*(torch.empty_like(v, device=self.buffers.device) for v in up), self.buffers, _numbers(0, 0)]
+            device = self.buffers.device
+            forms = [torch.empty(value.shape, dtype=value.dtype, device=device) for value in up]
+            layout = [*forms, self.buffers, _numbers(0, 0)]
             parts = self.ranks.gather(parts, branches, layout)
         total = completed((0, self.settings.shards), parts)
         assert total is not None, "somebody has replied"
