@@ -27,7 +27,7 @@ check: $(READY)  ## style and types
 	$(BIN)/mypy
 
 unit: $(READY)  ## the tests, with branch coverage
-	$(BIN)/python -m pytest --cov=kedge --cov-report=term:skip-covered
+	$(BIN)/python -m pytest --numprocesses auto --cov=kedge --cov-report=term:skip-covered
 
 docs: $(READY)  ## rewrite the generated parts of docs/algorithms.md and docs/reproduce.md
 	$(BIN)/python -m kedge.report.costs docs/algorithms.md
