@@ -10,7 +10,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from kedge.errors import RunWarning, UsageError
@@ -134,7 +134,7 @@ def run_batch(
         else:
             for job in waiting:
                 if not stop():
-                    _play(job, job.config, lambda message, name=job.name: report(name, message), stop)  # type: ignore[misc]
+                    _play(job, job.config, partial(report, job.name), stop)
     return {name: outcomes[name] for name in jobs if name in outcomes}
 
 
