@@ -7,6 +7,7 @@ from torch import nn
 import kedge
 from kedge.simulator import Settings, Simulation
 from tests.cases import CASES
+from tests.simulator.test_cnn_engine import NETWORKS, images
 from tests.simulator.test_simulation import model, small
 from tests.test_contract import algorithm, named
 
@@ -36,3 +37,12 @@ def test_large_groups_of_clients_share_their_operations_on_a_device(monkeypatch)
     run = Simulation(model(), small(), kedge.ScaffoldM(eta=0.1), settings, device="meta")
     assert run.description() == "engine: fused-mlp, 1 thread"
     assert run._cohorts.pool.engines[0].group(4) >= 6
+
+
+def test_convolutions_never_wait_for_their_device(monkeypatch):
+    monkeypatch.setattr("kedge.simulator.engines.module._check_labels", lambda output, federation: None)
+    settings = Settings(cohort=3, local_steps=3, batch_size=4)
+    run = Simulation(NETWORKS["pooled"](), images(), kedge.ScaffoldMVR(eta=0.1), settings, device="meta")
+    assert run.description() == "engine: fused-cnn, 1 thread"
+    for _ in range(3):
+        run.advance()

@@ -109,7 +109,8 @@ def simulate(
         weights: of the clients in the objective, "uniform" or by "size" of their data.
         lost_replies: the probability that a sampled client's reply is lost.
         eval_clients: evaluate on every client's own data too (mean and worst decile).
-        engine: "auto", "module" (any model, by autograd) or "fused-mlp" (stacks of linear layers).
+        engine: "auto", "module" (any model, by autograd), "fused-mlp" (stacks of linear layers) or "fused-cnn" (stacks
+            of convolutions, pooling and linear layers).
         threads: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
             A model of more than 4 million parameters runs one client at a time on all of torch's threads instead.
         shards: the clients are divided into so many; replies are summed within each, then over them. The most processes

@@ -1,4 +1,4 @@
-"""Which models the fused engine can run: their layers, activations and losses, as what it needs of them."""
+"""Which models the fused engines can run: their layers, activations and losses, as what they need of them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -57,10 +57,8 @@ class Layer:
 
 
 def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
-    """Return the layers of a model that this engine can run, or None."""
-    if known_loss(loss) is None or any(_is_watched(module) for module in model.modules()):
-        return None
-    modules = list(_flattened(model))
+    """Return the layers of a stack of linear ones, or None if the model is something else."""
+    modules = unwrapped(model)
     while modules and type(modules[0]) is nn.Flatten and modules[0].start_dim == 1:
         modules.pop(0)
     layers: list[Layer] = []
@@ -74,7 +72,20 @@ def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
             layers[-1] = dataclasses.replace(last, dropout=module.p)
         else:
             return None
-    return layers if _is_complete(model, layers) and _fits(layers[-1], loss, labels) else None
+    return layers if modules and fits(modules[-1], loss, labels) else None
+
+
+def unwrapped(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that a plain sequence runs one after the other, or none of them.
+
+    Plain is without hooks and buffers, and with every parameter trained and used once.
+    """
+    modules = _flattened(model)
+    owned = [p for module in modules for p in module.parameters(recurse=False)]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    complete = len(owned) == len(trained) and all(p is q for p, q in zip(owned, trained, strict=True))
+    watched = any(_is_watched(module) for module in model.modules())
+    return modules if complete and not watched and not list(model.buffers()) else []
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -88,20 +99,17 @@ def _flattened(module: nn.Module) -> list[nn.Module]:
     return [] if type(module) is nn.Identity else [module]
 
 
-def _is_complete(model: nn.Module, layers: list[Layer]) -> bool:
-    """Whether the layers are all there is: a plain output, no frozen, shared or foreign parameter, no buffer."""
-    if not layers or layers[-1].activation is not None or layers[-1].dropout:
+def fits(last: nn.Module, loss: Loss, labels: Tensor) -> bool:
+    """Whether the gradient of the loss by the output of ``last`` is known.
+
+    It is for a plain linear output, with labels that are classes, or targets of the output's own shape (torch would
+    broadcast others).
+    """
+    if type(last) is not nn.Linear or known_loss(loss) is None:
         return False
-    count = sum(layer.outputs * (layer.inputs + layer.bias) for layer in layers)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return trained == count and not list(model.buffers())
-
-
-def _fits(last: Layer, loss: Loss, labels: Tensor) -> bool:
-    """Whether the labels are classes, or targets of the output's own shape (torch would broadcast others)."""
     if is_cross_entropy(loss):
         return labels.ndim == 1 and not labels.is_floating_point()
-    return labels.is_floating_point() and labels.shape[1:] == (last.outputs,)
+    return labels.is_floating_point() and labels.shape[1:] == (last.out_features,)
 
 
 @dataclass(frozen=True)

@@ -194,11 +194,7 @@ class ModuleEngine:
                 labels, loaded = self.federation.labels.index_select(0, chosen), wanted
             flat.bind(point)
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
-            if job.seeds is not None:
-                torch.manual_seed(int(job.seeds[0, k]))
-            with torch.enable_grad():
-                loss = self.loss(flat.module(features), labels)
-                parts = torch.autograd.grad(loss, flat.parameters, allow_unused=True, materialize_grads=True)
+            parts = self.gradients(features, labels, None if job.seeds is None else int(job.seeds[0, k]))
             torch.cat([part.reshape(-1) for part in parts], out=grad[0])
             if self.weight_decay:
                 grad.add_(point, alpha=self.weight_decay)
@@ -208,3 +204,11 @@ class ModuleEngine:
 
         local = local_steps(job.rule, job.start, job.eta, job.steps, gradient, job.needs)
         return Done(local, flat.buffers.clone(), calls)
+
+    def gradients(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+        """Return the gradients by all parameters of the model as it is bound; ``seed`` is for its random numbers."""
+        if seed is not None:
+            torch.manual_seed(seed)
+        with torch.enable_grad():
+            loss = self.loss(self.flat.module(features), labels)
+            return torch.autograd.grad(loss, self.flat.parameters, allow_unused=True, materialize_grads=True)

@@ -1,0 +1,209 @@
+"""The convolutional engine: stacks of convolutions, pooling and linear layers, forward and backward written out.
+
+The kernels are those that autograd would call; what is saved is all else that it does. Channels are filled up with
+zeros to where the kernels are fast. Dropout draws from streams of its own, so clients can run at the same time.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kedge.problem import Federation
+from kedge.simulator.engines.base import Loss
+from kedge.simulator.engines.layers import ACTIVATIONS, fits, known_loss, unwrapped
+from kedge.simulator.engines.module import ModuleEngine
+
+aten: Any = torch.ops.aten
+
+
+class Stage(Protocol):
+    """A layer: `forward` keeps what `backward` needs of it."""
+
+    def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
+        """Return the output; ``source`` is for random numbers."""
+        ...
+
+    def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return δ before the layer, if it is to go ``further``, and the gradients by its parameters."""
+        ...
+
+
+class _Convolution:
+    """A convolution; with ``inputs`` and ``outputs`` beyond the module's own, the others are zero."""
+
+    def __init__(self, module: nn.Conv2d, inputs: int, outputs: int) -> None:
+        self._module = module
+        self._geometry = (module.stride, module.padding, module.dilation, False, (0, 0), module.groups)
+        wide = module.weight.new_zeros(outputs, inputs, *module.kernel_size)
+        self._weight = wide.to(memory_format=torch.channels_last)
+        self._bias = None if module.bias is None else module.bias.new_zeros(outputs)
+        self._own = (slice(module.weight.shape[0]), slice(module.weight.shape[1]))
+
+    def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
+        self._h = h
+        self._weight[self._own].copy_(self._module.weight)
+        bias = self._module.bias
+        if self._bias is not None and bias is not None:
+            self._bias[self._own[0]].copy_(bias)
+        output: Tensor = aten.convolution(h, self._weight, self._bias, *self._geometry)
+        return output
+
+    def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
+        wanted = (further, True, False)
+        before, weight, _ = aten.convolution_backward(delta, self._h, self._weight, None, *self._geometry, wanted)
+        parts = [weight[self._own]]
+        if self._bias is not None:
+            parts.append(delta.sum((0, 2, 3))[self._own[0]])
+        return before, parts
+
+
+class _Affine:
+    def __init__(self, module: nn.Linear) -> None:
+        self._module = module
+
+    def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
+        self._h = h
+        return nn.functional.linear(h, self._module.weight, self._module.bias)
+
+    def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
+        parts = [delta.t() @ self._h]
+        if self._module.bias is not None:
+            parts.append(delta.sum(0))
+        return delta @ self._module.weight if further else delta, parts
+
+
+class _MaxPool:
+    def __init__(self, module: nn.MaxPool2d) -> None:
+        self._geometry = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+
+    def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
+        self._h = h
+        output, self._where = aten.max_pool2d_with_indices(h, *self._geometry)
+        return output  # type: ignore[no-any-return]
+
+    def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
+        return aten.max_pool2d_with_indices_backward(delta, self._h, *self._geometry, self._where), []
+
+
+class _Activated:
+    def __init__(self, module: nn.Module) -> None:
+        self._activation = ACTIVATIONS[type(module)]
+
+    def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
+        self._output = self._activation.forward(h)
+        return self._output
+
+    def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
+        return self._activation.backward(delta, self._output), []
+
+
+class _Flattened:
+    """Images as rows, of their first ``channels``."""
+
+    def __init__(self, channels: int) -> None:
+        self._own = (slice(None), slice(channels))
+
+    def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
+        self._h = h
+        return h[self._own].flatten(1)
+
+    def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
+        before = torch.zeros_like(self._h)
+        before[self._own] = delta.view_as(before[self._own])
+        return before, []
+
+
+class _Dropped:
+    def __init__(self, module: nn.Dropout) -> None:
+        self._kept = 1 - module.p
+
+    def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
+        self._mask = torch.empty_like(h).bernoulli_(self._kept, generator=source).div_(self._kept)
+        return h * self._mask
+
+    def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
+        return delta * self._mask, []
+
+
+def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] | None:
+    """Return the layers of a model that this engine can run, written out, or None."""
+    modules = unwrapped(model)
+    if not modules or not fits(modules[-1], loss, federation.labels) or federation.features.ndim != 4:
+        return None
+    multiple = WIDE if federation.features.device.type == "cpu" and _can_widen(modules) else 1
+    channels = wide = federation.features.shape[1]
+    images = True
+    found: list[Stage] = []
+    for module in modules:
+        last = found[-1] if found else None
+        if type(module) is nn.Conv2d and images and _pads_with_zeros(module):
+            before, channels = wide // module.groups, module.out_channels
+            wide = -(-channels // multiple) * multiple
+            found.append(_Convolution(module, before, wide))
+        elif type(module) is nn.MaxPool2d and images and not module.return_indices:
+            found.append(_MaxPool(module))
+        elif type(module) is nn.Flatten and images and (module.start_dim, module.end_dim) == (1, -1):
+            found.append(_Flattened(channels))
+            images = False
+        elif type(module) is nn.Linear and not images:
+            found.append(_Affine(module))
+        elif type(module) is nn.Dropout and last is not None and module.p < 1:
+            found.append(_Dropped(module))
+        elif type(module) in ACTIVATIONS and isinstance(last, _OVERWRITABLE):
+            found.append(_Activated(module))
+        else:
+            return None
+    return found
+
+
+WIDE = 8
+"""Channels of a convolution are filled up to a multiple of this: the kernels for 8 are faster than those for 6."""
+
+
+def _pads_with_zeros(module: nn.Conv2d) -> bool:
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+def _can_widen(modules: list[nn.Module]) -> bool:
+    """Whether more channels change nothing: not those of a group, nor the random numbers of dropout."""
+    kinds = [type(module) for module in modules]
+    images = modules[: kinds.index(nn.Flatten)] if nn.Flatten in kinds else modules
+    return all(type(module) is not nn.Dropout and getattr(module, "groups", 1) == 1 for module in images)
+
+
+_OVERWRITABLE = (_Convolution, _Affine, _MaxPool)
+"""Layers that do not need their output themselves, so that an activation may be computed in its place."""
+
+
+class CNNEngine(ModuleEngine):
+    """Runs stacks of convolutions, pooling and linear layers without autograd."""
+
+    name = "fused-cnn"
+
+    def __init__(
+        self, model: nn.Module, federation: Federation, loss: Loss, weight_decay: float, device: torch.device
+    ) -> None:
+        super().__init__(model, federation, loss, weight_decay, device)
+        self._stages = stages(self.flat.module, loss, federation) or []
+        known = known_loss(loss)
+        assert known is not None, "stages() has checked the loss"
+        self._known = known
+        self._first = next(i for i, stage in enumerate(self._stages) if isinstance(stage, _Convolution | _Affine))
+        classes = self.flat.parameters[-1].shape[0]
+        self._one_hot = torch.eye(classes, dtype=federation.features.dtype, device=federation.features.device)
+
+    def gradients(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+        """Return the gradients by all parameters."""
+        source = None if seed is None else torch.Generator(features.device).manual_seed(seed)
+        h = features
+        for stage in self._stages:
+            h = stage.forward(h, source)
+        target = labels if labels.is_floating_point() else self._one_hot.index_select(0, labels)
+        delta = self._known.delta(h, target, torch.empty_like(h)).mul_(self._known.factor(*h.shape))
+        parts: list[Tensor] = []
+        for number in reversed(range(self._first, len(self._stages))):
+            delta, own = self._stages[number].backward(delta, number > self._first)
+            parts = own + parts
+        return parts
