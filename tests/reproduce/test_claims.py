@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kedge.reproduce.claims import Difference, findings
+from kedge.reproduce.claims import Difference, findings, overall
 from kedge.reproduce.experiment import Claim
 from kedge.reproduce.plan import Case, Hyper
 from kedge.reproduce.results import Curve, Measure, measures, read_measures, write_measures
@@ -51,6 +51,21 @@ def test_a_claim_is_judged_seed_by_seed():
     assert other.verdict == "the opposite in every seed"
     [both] = findings([Claim(text="", pairs=[("a", "b"), ("b", "a")])], own, nothing)
     assert both.verdict == "holds in 1 of 2 comparisons"
+
+
+def test_over_all_protocols_a_claim_is_reproduced_or_not():
+    better, worse = rows("a", [0.50, 0.60, 0.71]), rows("b", [0.40, 0.50, 0.60])
+    equal = [replace(row, protocol="equal", accuracy=1 - row.accuracy) for row in better + worse]
+
+    def said(own, *pairs):
+        return overall(findings([Claim(text="", pairs=list(pairs))], own, nothing))
+
+    assert said(better + worse, ("a", "b")) == "reproduced"
+    assert said(better + worse, ("b", "a")) == "not reproduced"
+    assert said(better + worse + equal, ("a", "b")) == "reproduced only with tuned rates"
+    assert said(better + worse + equal, ("b", "a")) == "reproduced only with equal rates"
+    assert said(better + worse, ("a", "b"), ("b", "a")) == "reproduced in part"
+    assert said(better, ("a", "b")) == "not judged"
 
 
 def test_a_lower_loss_is_better():

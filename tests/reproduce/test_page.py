@@ -30,7 +30,7 @@ def test_results_fill_the_page_and_smoke_does_not(tmp_path):
         write_measures(folder / "summary.csv", rows)
         table = page.claims(tmp_path / "experiments" / "results", beyond=False)
         assert ("fedavg-m - fedavg: +10.00" in table) == (scale == "laptop")
-    assert "tuned: holds" in table
+    assert "**reproduced**<br>tuned: holds" in table
     (tmp_path / "docs").mkdir()
     shutil.copy(PAGE, tmp_path / "docs" / "reproduce.md")
     page.main([str(tmp_path / "docs" / "reproduce.md")])

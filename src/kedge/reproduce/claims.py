@@ -72,6 +72,11 @@ class Finding:
     missing: str = ""  # why there are none
 
     @property
+    def holding(self) -> int:
+        """How many of the differences are as claimed in every seed."""
+        return sum(difference.word in ("clear", "leaning") for difference in self.differences)
+
+    @property
     def verdict(self) -> str:
         """The differences in a word."""
         words = [difference.word for difference in self.differences]
@@ -79,7 +84,7 @@ class Finding:
             return self.missing
         if all(word == "clear" for word in words):
             return "holds"
-        good = sum(word in ("clear", "leaning") for word in words)
+        good = self.holding
         if good == len(words):
             return "holds in every seed, not significant" if words.count("clear") == 0 else "holds in every seed"
         if all(word == "reversed" for word in words):
@@ -91,6 +96,19 @@ def findings(claims: Iterable[Claim], own: list[Measure], look: Look) -> list[Fi
     """Judge every claim under every protocol that was run."""
     protocols = dict.fromkeys(measure.protocol for measure in own)
     return [_finding(claim, protocol, own, look) for claim in claims for protocol in protocols]
+
+
+def overall(found: Iterable[Finding]) -> str:
+    """Say of a claim, judged under every protocol, whether it was reproduced: in every seed, without significance."""
+    judged = [finding for finding in found if finding.differences]
+    whole = [finding.protocol for finding in judged if finding.holding == len(finding.differences)]
+    if not judged:
+        return "not judged"
+    if len(whole) == len(judged):
+        return "reproduced"
+    if whole:
+        return f"reproduced only with {' and '.join(whole)} rates"
+    return "reproduced in part" if any(finding.holding for finding in judged) else "not reproduced"
 
 
 def _finding(claim: Claim, protocol: str, own: list[Measure], look: Look) -> Finding:

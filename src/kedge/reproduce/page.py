@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kedge.reproduce.claims import Finding, findings
+from kedge.reproduce.claims import Finding, findings, overall
 from kedge.reproduce.conduct import measures_of
 from kedge.reproduce.estimate import Estimate, estimate
 from kedge.reproduce.experiment import SCALES, Claim, Experiment, load, names
@@ -47,7 +47,7 @@ def costs() -> str:
 
 def claims(results: Path, *, beyond: bool) -> str:
     """Write a row per claim, of the paper or beyond it, with the results that there are."""
-    rows = [["claim", "figure", "command", "measurement", "verdict"], ["---"] * 5]
+    rows = [["claim", "figure", "measurement", "verdict", "command", "cost"], ["---"] * 6]
     for name in names():
         experiment = load(name)
         if (experiment.figure == "beyond the paper") == beyond:
@@ -56,26 +56,29 @@ def claims(results: Path, *, beyond: bool) -> str:
 
 
 def _row(experiment: Experiment, claim: Claim, results: Path) -> list[str]:
-    for scale in SHOWN:
-        measured = measures_of(results, experiment.name, scale)
-        if measured is not None:
-            found = findings([claim], measured, lambda figure, scale=scale: measures_of(results, figure, scale))  # type: ignore[misc]
-            link = f"[{scale} scale](../experiments/results/{experiment.name}/{scale}/verdict.md)"
-            return _cells(experiment, claim, scale, f"{link}<br>{'<br>'.join(map(_measured, found))}", _said(found))
-    return _cells(experiment, claim, "laptop", "not run yet", "not run yet")
-
-
-def _cells(experiment: Experiment, claim: Claim, scale: str, measurement: str, verdict: str) -> list[str]:
+    scale, found = next(
+        ((scale, found) for scale in SHOWN if (found := _findings(experiment, claim, results, scale)) is not None),
+        ("laptop", None),
+    )
     command = f"`kedge reproduce {experiment.name} --scale {scale}`"
-    return [claim.text, experiment.figure, command, measurement, verdict]
+    cost = estimate(Plan(experiment, scale)).on(2)
+    if found is None:
+        return [claim.text, experiment.figure, "not run yet", "not run yet", command, cost]
+    folder = f"../experiments/results/{experiment.name}/{scale}"
+    figure = f"{experiment.figure}: [drawn]({folder}/figure.png), [tables]({folder}/verdict.md)"
+    said = "".join(f"<br>{finding.protocol}: {finding.verdict}" for finding in found)
+    return [claim.text, figure, "<br>".join(map(_measured, found)), f"**{overall(found)}**{said}", command, cost]
+
+
+def _findings(experiment: Experiment, claim: Claim, results: Path, scale: str) -> list[Finding] | None:
+    measured = measures_of(results, experiment.name, scale)
+    if measured is None:
+        return None
+    return findings([claim], measured, lambda figure: measures_of(results, figure, scale))
 
 
 def _measured(finding: Finding) -> str:
     return f"{finding.protocol}: " + ("; ".join(map(str, finding.differences)) or finding.missing)
-
-
-def _said(found: list[Finding]) -> str:
-    return "<br>".join(f"{finding.protocol}: {finding.verdict}" for finding in found)
 
 
 def _table(rows: list[list[str]]) -> str:
