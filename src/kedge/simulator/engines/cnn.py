@@ -17,6 +17,9 @@ from kedge.simulator.engines.module import ModuleEngine
 
 aten: Any = torch.ops.aten
 
+WIDE = 8
+"""Channels of a convolution are filled up to a multiple of this: the kernels for 8 are faster than those for 6."""
+
 
 class Stage(Protocol):
     """A layer: `forward` keeps what `backward` needs of it."""
@@ -127,6 +130,10 @@ class _Dropped:
         return delta * self._mask, []
 
 
+_OVERWRITABLE = (_Convolution, _Affine, _MaxPool)
+"""Layers that do not need their output themselves, so that an activation may be computed in its place."""
+
+
 def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] | None:
     """Return the layers of a model that this engine can run, written out, or None."""
     modules = unwrapped(model)
@@ -158,10 +165,6 @@ def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] 
     return found
 
 
-WIDE = 8
-"""Channels of a convolution are filled up to a multiple of this: the kernels for 8 are faster than those for 6."""
-
-
 def _pads_with_zeros(module: nn.Conv2d) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
@@ -171,10 +174,6 @@ def _can_widen(modules: list[nn.Module]) -> bool:
     kinds = [type(module) for module in modules]
     images = modules[: kinds.index(nn.Flatten)] if nn.Flatten in kinds else modules
     return all(type(module) is not nn.Dropout and getattr(module, "groups", 1) == 1 for module in images)
-
-
-_OVERWRITABLE = (_Convolution, _Affine, _MaxPool)
-"""Layers that do not need their output themselves, so that an activation may be computed in its place."""
 
 
 class CNNEngine(ModuleEngine):
