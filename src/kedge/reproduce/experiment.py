@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kedge.errors import UsageError, unknown
 
@@ -100,7 +100,7 @@ class Experiment(_Part):
     loss: bool = False  # draw the test loss as well
     tuned: Tuned
     equal: Equal | None = None
-    scales: dict[Literal["smoke", "laptop", "paper"], Scale]
+    scales: dict[Annotated[str, Field(pattern=f"^({'|'.join(SCALES)})$")], Scale]
     claims: list[Claim] = []
 
     def all_lines(self) -> dict[str, Changes]:
@@ -109,7 +109,7 @@ class Experiment(_Part):
 
     def panels_at(self, scale: str) -> dict[str, Changes]:
         """Return the panels that are drawn at a scale."""
-        only = self.scales[scale].only  # type: ignore[index]
+        only = self.scales[scale].only
         return {name: changes for name, changes in self.panels.items() if only is None or name in only}
 
 

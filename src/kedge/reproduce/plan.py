@@ -49,7 +49,7 @@ class Plan:
     @property
     def size(self) -> Any:
         """The scale's settings."""
-        return self.experiment.scales[self.scale]  # type: ignore[index]
+        return self.experiment.scales[self.scale]
 
     @property
     def seeds(self) -> list[int]:

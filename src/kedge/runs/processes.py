@@ -119,9 +119,11 @@ def run_in_processes(
                 workers.append(_Worker(play))
             if waiting and workers[place].job is None:
                 workers[place].begin(_take(waiting, workers[place].problem))
-        busy = {worker.connection: worker for worker in workers if worker.job is not None}
-        for connection in wait(list(busy), PATIENCE) if busy else []:
-            worker = busy[connection]  # type: ignore[index]
+        busy = [worker for worker in workers if worker.job is not None]
+        heard = wait([worker.connection for worker in busy], PATIENCE) if busy else []
+        for worker in busy:
+            if worker.connection not in heard:
+                continue
             job, message = worker.job, worker.receive()
             assert job is not None
             if isinstance(message, Ended):

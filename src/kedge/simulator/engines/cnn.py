@@ -83,8 +83,9 @@ class _MaxPool:
 
     def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
         self._h = h
+        output: Tensor
         output, self._where = aten.max_pool2d_with_indices(h, *self._geometry)
-        return output  # type: ignore[no-any-return]
+        return output
 
     def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
         return aten.max_pool2d_with_indices_backward(delta, self._h, *self._geometry, self._where), []
