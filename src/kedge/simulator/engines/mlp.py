@@ -30,13 +30,13 @@ PRECISION = 1e5
 """The least eta K a, in units of rounding, to find a mean gradient from the displacement: 0.012 in float32."""
 
 GROUP = 5
-"""Clients of a job: more of them save little more of the interpreter's time and fall out of the caches."""
+"""Most clients of a job: more of them save little more of the interpreter's time."""
 
 DEVICE_GROUP = 32
 """Clients of a job on another device than the CPU, where few large operations are all that counts."""
 
 SMALL = 1_000_000
-"""Parameters up to which clients are grouped; in larger models the products alone take nearly all of the time."""
+"""Most parameters of all clients of a job: more of them fall out of the caches."""
 
 CACHE_LINE = 64
 
@@ -76,12 +76,13 @@ class MLPEngine:
 
     def group(self, batch_size: int | None) -> int:
         """Return how many clients a job may hold."""
-        if batch_size is None or self.parameters > SMALL:
-            return 1
         if self._one_hot.device.type != "cpu":
-            return DEVICE_GROUP
+            return 1 if batch_size is None or self.parameters > SMALL else DEVICE_GROUP
+        group = min(GROUP, SMALL // self.parameters)
+        if batch_size is None or group <= 1:
+            return 1
         sizes = tuple((layer.inputs, layer.outputs) for layer in self.layers)
-        return GROUP if grouping_is_exact(sizes, batch_size, self._one_hot.dtype) else 1
+        return group if grouping_is_exact(sizes, batch_size, self._one_hot.dtype) else 1
 
     def run(self, job: Job) -> Done:
         """Run local steps, fused where the rule allows it."""
