@@ -29,9 +29,9 @@ check: $(READY)  ## style and types
 unit: $(READY)  ## the tests, with branch coverage
 	$(BIN)/python -m pytest --numprocesses auto --cov=kedge --cov-report=term:skip-covered
 
-docs: $(READY)  ## rewrite the generated parts of docs/algorithms.md and docs/reproduce.md
+docs: $(READY)  ## rewrite the generated parts of the documents
 	$(BIN)/python -m kedge.report.costs docs/algorithms.md
-	$(BIN)/python -m kedge.reproduce.page docs/reproduce.md
+	$(BIN)/python -m kedge.reproduce.page README.md docs/reproduce.md
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

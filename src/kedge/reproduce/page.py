@@ -1,8 +1,8 @@
-"""The generated parts of the page on reproduction: what the figures cost, and each claim with what was measured.
+"""The generated parts of pages on reproduction: what the figures cost, and each claim with what was measured.
 
-    python -m kedge.reproduce.page docs/reproduce.md
+    python -m kedge.reproduce.page README.md docs/reproduce.md
 
-rewrites them in place from the experiments and from the results in experiments/results beside the page's folder.
+rewrites them in place from the experiments and from the results in experiments/results, where the command is given.
 """
 
 import re
@@ -28,6 +28,7 @@ def refreshed(page: str, results: Path) -> str:
         "costs": costs,
         "claims": lambda: claims(results, beyond=False),
         "beyond": lambda: claims(results, beyond=True),
+        "summary": lambda: summary(results),
     }
     return PART.sub(lambda found: f"{found['name']} -->\n\n{parts[found['name']]()}\n", page)
 
@@ -55,14 +56,25 @@ def claims(results: Path, *, beyond: bool) -> str:
     return _table(rows)
 
 
+def summary(results: Path) -> str:
+    """Write the paper's claims, each with a word on it."""
+    rows = [["the paper says", "in", "here"], ["---"] * 3]
+    for name in names():
+        experiment = load(name)
+        if experiment.figure != "beyond the paper":
+            for claim in experiment.claims:
+                scale, found = _judged(experiment, claim, results)
+                figure = f"[{experiment.figure}](experiments/results/{name}/{scale}/verdict.md)"
+                row = [claim.text, figure, overall(found)] if found else [claim.text, experiment.figure, "not run yet"]
+                rows.append(row)
+    return _table(rows)
+
+
 def _row(experiment: Experiment, claim: Claim, results: Path) -> list[str]:
-    scale, found = next(
-        ((scale, found) for scale in SHOWN if (found := _findings(experiment, claim, results, scale)) is not None),
-        ("laptop", None),
-    )
+    scale, found = _judged(experiment, claim, results)
     command = f"`kedge reproduce {experiment.name} --scale {scale}`"
     cost = estimate(Plan(experiment, scale)).on(2)
-    if found is None:
+    if not found:
         return [claim.text, experiment.figure, "not run yet", "not run yet", command, cost]
     folder = f"../experiments/results/{experiment.name}/{scale}"
     figure = f"{experiment.figure}: [drawn]({folder}/figure.png), [tables]({folder}/verdict.md)"
@@ -70,10 +82,17 @@ def _row(experiment: Experiment, claim: Claim, results: Path) -> list[str]:
     return [claim.text, figure, "<br>".join(map(_measured, found)), f"**{overall(found)}**{said}", command, cost]
 
 
-def _findings(experiment: Experiment, claim: Claim, results: Path, scale: str) -> list[Finding] | None:
-    measured = measures_of(results, experiment.name, scale)
-    if measured is None:
-        return None
+def _judged(experiment: Experiment, claim: Claim, results: Path) -> tuple[str, list[Finding]]:
+    """Return the best scale that was run, and what it says of a claim; nothing, if none was."""
+    for scale in SHOWN:
+        found = _findings(experiment, claim, results, scale)
+        if found:
+            return scale, found
+    return "laptop", []
+
+
+def _findings(experiment: Experiment, claim: Claim, results: Path, scale: str) -> list[Finding]:
+    measured = measures_of(results, experiment.name, scale) or []
     return findings([claim], measured, lambda figure: measures_of(results, figure, scale))
 
 
@@ -88,8 +107,8 @@ def _table(rows: list[list[str]]) -> str:
 def main(paths: list[str]) -> None:
     """Rewrite the generated parts of these pages."""
     for path in map(Path, paths):
-        results = path.absolute().parents[1] / "experiments" / "results"
-        path.write_text(refreshed(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+        page = refreshed(path.read_text(encoding="utf-8"), Path("experiments/results"))
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
