@@ -24,7 +24,8 @@ def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path)
             rows = [[row[0] for row in rows]]
     heading = f"{experiment.title} ({experiment.figure}), {plan.scale} scale"
     bands = "" if len(lines) > 8 else "; bands: smallest to largest"
-    note = f"Lines: mean over {len(plan.seeds)} seed(s){bands}. Reduced: {plan.size.reduced}."
+    seeds = f"mean over {len(plan.seeds)} seeds{bands}" if len(plan.seeds) > 1 else "one seed"
+    note = f"Lines: {seeds}. Reduced: {plan.size.reduced}."
     draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
     budgets = [[_over(curves, panel, "tuned", key, "test_accuracy") for key in ("gradients", "megabytes")]
                for panel in panels]  # fmt: skip
