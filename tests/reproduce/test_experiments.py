@@ -92,9 +92,9 @@ def test_all_algorithms_are_compared_where_they_are_defined():
     assert lines - partial == {name for name, kind in kedge.ALGORITHMS.items() if kind.full_participation}
 
 
-def test_the_laptop_scale_is_about_three_hours_of_two_cores():
+def test_the_laptop_scale_is_about_five_hours_of_two_cores():
     seconds = sum(estimate(plan(name)).seconds for name in FIGURES) / 2
-    assert seconds < 3.2 * 3600
+    assert seconds < 5.5 * 3600
 
 
 def test_every_file_is_installed_with_the_package():
