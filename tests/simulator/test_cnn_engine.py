@@ -46,7 +46,8 @@ NETWORKS = {
     "dropout of rows": lambda: network(
         nn.ReLU(), head=(nn.Dropout(0.3), nn.Linear(320, 7), nn.Tanh(), nn.Dropout(0.5))
     ),
-    "dropout of images": lambda: network(nn.ReLU(), nn.Dropout(0.4), nn.Conv2d(5, 6, 3), nn.ReLU()),
+    "dropout of nothing": lambda: network(nn.Dropout(0.0), nn.ReLU(), head=(nn.Dropout(0.0), nn.Dropout(0.5))),
+    "pooling first": lambda: network(nn.ReLU(), first=nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 5, 3))),
 }
 
 
@@ -79,7 +80,7 @@ def test_it_knows_the_squared_error():
     assert gap(one, other) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["pooled", "dropout of images"])
+@pytest.mark.parametrize("name", ["pooled", "dropout of rows"])
 def test_the_number_of_threads_changes_no_bit(name):
     module = NETWORKS[name]().float()
     runs = [play(kedge.ScaffoldM(eta=0.05), "auto", module, images(), threads=threads) for threads in (1, 2, 5)]
@@ -93,6 +94,7 @@ def test_the_number_of_threads_changes_no_bit(name):
     [
         network(nn.ReLU(), nn.ReLU()),  # the second would overwrite what the first needs
         network(nn.LeakyReLU()),
+        network(nn.Dropout(0.4)),  # its numbers depend on the layout of the images
         network(nn.BatchNorm2d(5)),
         network(nn.AvgPool2d(2)),
         network(first=nn.Conv2d(3, 5, 3, padding="same")),
@@ -104,6 +106,13 @@ def test_the_number_of_threads_changes_no_bit(name):
 )
 def test_what_it_cannot_run_is_left_to_autograd(model):
     assert stages(model, cross_entropy, images()) is None
+
+
+def test_a_dropout_of_nothing_leaves_the_random_numbers_of_the_process_alone():
+    module = network(nn.ReLU(), head=(nn.Dropout(0.0),))
+    before = torch.get_rng_state()
+    play(kedge.FedAvg(eta=0.1), "fused-cnn", module, images())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_what_it_runs_is_said():

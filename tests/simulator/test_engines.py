@@ -59,6 +59,14 @@ def test_the_fused_engine_draws_the_dropout_masks_of_torch(kind, activation):
     assert gap(one, other) < 1e-12
 
 
+def test_a_layer_without_dropout_draws_nothing():
+    torch.manual_seed(1)
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.4), nn.Linear(5, 3)]
+    module = nn.Sequential(*layers).double()
+    one, other = (play(kedge.ScaffoldMVR(eta=0.05), engine, module) for engine in ("module", "fused-mlp"))
+    assert gap(one, other) < 1e-12
+
+
 @pytest.mark.parametrize("loss", [mse_loss, nn.MSELoss()])
 def test_the_fused_engine_knows_the_squared_error(loss):
     generator = torch.Generator().manual_seed(0)
@@ -102,6 +110,17 @@ def test_frozen_shared_and_watched_parameters_are_left_to_autograd():
     watched[1].register_forward_hook(lambda *_: None)
     watched[2][2].register_full_backward_pre_hook(lambda *_: None)
     for model in (frozen, shared, *watched):
+        assert plan(model, cross_entropy, CLASSES) is None
+
+
+def test_parameters_in_another_order_or_beside_the_layers_are_left_to_autograd():
+    turned, more, own = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
+    weight = turned[0].weight
+    del turned[0].weight
+    turned[0].register_parameter("weight", weight)  # as pruning leaves it: the bias first
+    more[1].extra = nn.Parameter(torch.zeros(3))
+    own[2].forward = lambda h: 2 * h
+    for model in (turned, more, own):
         assert plan(model, cross_entropy, CLASSES) is None
 
 

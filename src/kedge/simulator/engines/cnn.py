@@ -1,7 +1,8 @@
 """The convolutional engine: stacks of convolutions, pooling and linear layers, forward and backward written out.
 
 The kernels are those that autograd would call; what is saved is all else that it does. Channels are filled up with
-zeros to where the kernels are fast. Dropout draws from streams of its own, so clients can run at the same time.
+zeros to where the kernels are fast. Dropout draws from streams of its own, so clients can run at the same time; that
+of images is left to autograd, because the order of its numbers depends on how torch lays out an image.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from kedge.simulator.engines.module import ModuleEngine
 
 aten: Any = torch.ops.aten
 
-WIDE = 8
-"""Channels of a convolution are filled up to a multiple of this: the kernels for 8 are faster than those for 6."""
+WIDE, MISSING = 8, 3
+"""Channels are filled up to a multiple of the one if no more than the other are missing: the kernels for 8 channels are
+faster than those for 6, but those for 24 are not faster than those for 20."""
 
 
 class Stage(Protocol):
@@ -140,7 +142,8 @@ def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] 
     modules = unwrapped(model)
     if not modules or not fits(modules[-1], loss, federation.labels) or federation.features.ndim != 4:
         return None
-    multiple = WIDE if federation.features.device.type == "cpu" and _can_widen(modules) else 1
+    cpu = federation.features.device.type == "cpu"
+    fill = cpu and all(module.groups == 1 for module in modules if isinstance(module, nn.Conv2d))
     channels = wide = federation.features.shape[1]
     images = True
     found: list[Stage] = []
@@ -148,7 +151,7 @@ def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] 
         last = found[-1] if found else None
         if type(module) is nn.Conv2d and images and _pads_with_zeros(module):
             before, channels = wide // module.groups, module.out_channels
-            wide = -(-channels // multiple) * multiple
+            wide = channels + (-channels % WIDE if fill and -channels % WIDE <= MISSING else 0)
             found.append(_Convolution(module, before, wide))
         elif type(module) is nn.MaxPool2d and images and not module.return_indices:
             found.append(_MaxPool(module))
@@ -157,7 +160,9 @@ def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] 
             images = False
         elif type(module) is nn.Linear and not images:
             found.append(_Affine(module))
-        elif type(module) is nn.Dropout and last is not None and module.p < 1:
+        elif type(module) is nn.Dropout and not module.p:
+            continue
+        elif type(module) is nn.Dropout and not images and module.p < 1:
             found.append(_Dropped(module))
         elif type(module) in ACTIVATIONS and isinstance(last, _OVERWRITABLE):
             found.append(_Activated(module))
@@ -168,13 +173,6 @@ def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] 
 
 def _pads_with_zeros(module: nn.Conv2d) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-
-
-def _can_widen(modules: list[nn.Module]) -> bool:
-    """Whether more channels change nothing: not those of a group, nor the random numbers of dropout."""
-    kinds = [type(module) for module in modules]
-    images = modules[: kinds.index(nn.Flatten)] if nn.Flatten in kinds else modules
-    return all(type(module) is not nn.Dropout and getattr(module, "groups", 1) == 1 for module in images)
 
 
 class CNNEngine(ModuleEngine):

@@ -78,10 +78,11 @@ def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
 def unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return the modules that a plain sequence runs one after the other, or none of them.
 
-    Plain is without hooks and buffers, and with every parameter trained and used once.
+    Plain is without hooks and buffers, and with every parameter trained, used once, and in the order of the layers,
+    weights before biases.
     """
     modules = _flattened(model)
-    owned = [p for module in modules for p in module.parameters(recurse=False)]
+    owned = [p for module in modules for name in ("weight", "bias") if (p := getattr(module, name, None)) is not None]
     trained = [p for p in model.parameters() if p.requires_grad]
     complete = len(owned) == len(trained) and all(p is q for p, q in zip(owned, trained, strict=True))
     watched = any(_is_watched(module) for module in model.modules())
@@ -90,7 +91,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 
 def _is_watched(module: nn.Module) -> bool:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    return any(hooks) or "forward" in vars(module)
 
 
 def _flattened(module: nn.Module) -> list[nn.Module]:

@@ -151,10 +151,12 @@ class MLPEngine:
 
     @staticmethod
     def _mask(layer: Layer, size: int, like: Tensor, sources: list[torch.Generator]) -> Tensor | None:
+        if not layer.dropout:
+            return None
         kept = 1 - layer.dropout
         shape = (size, layer.outputs)
         drawn = [like.new_empty(shape).bernoulli_(kept, generator=source).div_(kept) for source in sources]
-        return torch.stack(drawn) if layer.dropout else None
+        return torch.stack(drawn)
 
     def _views(self, vectors: Vector) -> list[Affine]:
         """Cut vectors (clients, d) into the parameters of the layers, without a copy."""
