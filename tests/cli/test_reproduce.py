@@ -2,10 +2,12 @@
 
 import csv
 import json
+import signal
 
 import pytest
 
 from kedge.cli.main import execute
+from kedge.reproduce.conduct import UnfinishedError
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,23 @@ def test_all_leaves_out_what_has_no_data_and_says_so(capsys, monkeypatch):
     error = capsys.readouterr().err
     assert "fashion is left out: fashion-mnist is not in nowhere" in error
     assert "left out, as said above: fashion, mnist-many" in error
+
+
+def test_a_stopped_command_says_how_it_goes_on(capsys, monkeypatch):
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGTERM)
+        raise UnfinishedError
+
+    monkeypatch.setattr("kedge.cli.reproduce.conduct", interrupted)
+    assert execute(["reproduce", "mlp-full", "--out", "place"]) == 143
+    assert "`kedge reproduce mlp-full --scale smoke --out place` goes on" in capsys.readouterr().err
+
+
+def test_figures_that_others_are_compared_with_come_first(capsys, monkeypatch):
+    order = []
+    monkeypatch.setattr("kedge.cli.reproduce._one", lambda plan, *rest: order.append(plan.experiment.name))
+    assert execute(["reproduce", "all", "--scale", "paper"]) == 0
+    assert order.index("resnet-mild") < order.index("resnet-severe")
 
 
 def _no_network(*args, **kwargs):

@@ -39,7 +39,16 @@ def test_a_difference_in_a_word(values, word):
 
 def test_a_difference_in_figures():
     text = str(Difference("a - b", "accuracy", [0.1, 0.2, 0.3]))
-    assert text == "a - b: +20.00 ± 5.8 points, 3 of 3 seeds"
+    assert text == "a - b: +20.0 ± 5.8 points, better in 3 of 3 seeds"
+    text = str(Difference("a - b", "loss", [0.0012, 0.0014]))
+    assert text == "a - b: +0.00130 ± 0.00010 of loss saved, better in 2 of 2 seeds"
+    assert str(Difference("a - b", "accuracy", [0.1])) == "a - b: +10.00 points, better in 1 of 1 seeds"
+
+
+def test_losses_of_diverged_runs_are_said_and_not_averaged():
+    found = Difference("a - b", "loss", [math.inf, -math.inf, 0.1])
+    assert found.word == "open"
+    assert str(found) == "a - b: better in 2 of 3 seeds, with diverged runs"
 
 
 def test_a_claim_is_judged_seed_by_seed():
@@ -50,7 +59,7 @@ def test_a_claim_is_judged_seed_by_seed():
     [other] = findings([Claim(text="", pairs=[("b", "a")])], own, nothing)
     assert other.verdict == "the opposite in every seed"
     [both] = findings([Claim(text="", pairs=[("a", "b"), ("b", "a")])], own, nothing)
-    assert both.verdict == "holds in 1 of 2 comparisons"
+    assert both.verdict == "of 2 comparisons 1 as claimed, 1 the opposite"
 
 
 def test_over_all_protocols_a_claim_is_reproduced_or_not():
@@ -62,9 +71,10 @@ def test_over_all_protocols_a_claim_is_reproduced_or_not():
 
     assert said(better + worse, ("a", "b")) == "reproduced"
     assert said(better + worse, ("b", "a")) == "not reproduced"
-    assert said(better + worse + equal, ("a", "b")) == "reproduced only with tuned rates"
-    assert said(better + worse + equal, ("b", "a")) == "reproduced only with equal rates"
-    assert said(better + worse, ("a", "b"), ("b", "a")) == "reproduced in part"
+    assert said(better + worse + equal, ("a", "b")) == "only with each at its own best rate"
+    assert said(better + worse + equal, ("b", "a")) == "only with one effective rate for all"
+    assert said(better + worse, ("a", "b"), ("b", "a")) == "of 2 comparisons 1 as claimed, 1 the opposite"
+    assert said(rows("a", [0.5, 0.6, 0.9]) + worse, ("a", "b")) == "in every seed, but not significant"
     assert said(better, ("a", "b")) == "not judged"
 
 

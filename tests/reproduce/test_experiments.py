@@ -113,6 +113,8 @@ GOOD = (ROOT / "experiments" / "mnist-many.toml").read_text()
         ("title =", "title", "the experiment mine is not TOML"),
         ("run.cohort = 5\n", "cohort = 5\n", "must have the form section.name"),
         ('panels = ["5 of', 'panels = ["7 of', "panel of mine '7 of 100 clients' does not exist"),
+        ('more_than_in = "all 100', 'more_than_in = "all 10', "panel of mine 'all 10 clients' does not exist"),
+        ('more_than_in = "all', 'more_than_in = "mlp-fall: all', "figure in a claim of mine 'mlp-fall' does not exist"),
         ('pairs = [["fedavg-m",', 'pairs = [["fedavg-n",', "line of mine 'fedavg-n' does not exist"),
     ],
 )
@@ -120,6 +122,14 @@ def test_a_wrong_file_is_one_sentence(old, new, message):
     assert old in GOOD
     with pytest.raises(UsageError, match=message):
         read("mine", GOOD.replace(old, new))
+
+
+def test_places_that_claims_compare_with_are_there():
+    for name in FIGURES:
+        for claim in load(name).claims:
+            figure, colon, panel = (claim.more_than_in or "").partition(": ")
+            assert not colon or panel in load(figure).panels
+    assert load("resnet-severe").needs() == {"resnet-mild", "mlp-full"}
 
 
 def test_an_unknown_figure_is_one_sentence():

@@ -14,7 +14,7 @@ from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
 from kedge.reproduce.conduct import UnfinishedError, conduct
-from kedge.reproduce.estimate import Estimate, estimate
+from kedge.reproduce.estimate import cost_table, estimate
 from kedge.reproduce.experiment import SCALES, load, names
 from kedge.reproduce.plan import Plan
 from kedge.runs.batch import Event, available_cores
@@ -48,13 +48,18 @@ def reproduce(
     if name is None:
         raise UsageError("no figure is named; `kedge reproduce --list` shows them")
     plans = [Plan(load(chosen), scale, device, data_dir) for chosen in (names() if name == "all" else [name])]
-    if len(plans) > 1:
-        plans.sort(key=lambda plan: estimate(plan).seconds)
+    if len(plans) > 1:  # the cheapest first, after those that its claims are about
+        plans.sort(key=lambda plan: (bool(plan.experiment.needs()), estimate(plan).seconds))
+    given = "".join(
+        f" --{option} {value}"
+        for option, value in {"out": out if out != RESULTS else None, "device": device, "data-dir": data_dir}.items()
+        if value is not None
+    )
     left_out = []
     with stopping() as stop:
         for plan in plans:
             try:
-                _one(plan, out, workers, stop)
+                _one(plan, out, workers, stop, given)
             except UsageError as error:
                 if len(plans) == 1:
                     raise
@@ -64,9 +69,11 @@ def reproduce(
         raise UsageError(f"left out, as said above: {', '.join(left_out)}")
 
 
-def _one(plan: Plan, out: Path, workers: int | None, stop: Stop) -> None:
+def _one(plan: Plan, out: Path, workers: int | None, stop: Stop, given: str) -> None:
     name, guess, cores = plan.experiment.name, estimate(plan), min(workers or available_cores(), available_cores())
-    errors.print(f"{name}: {guess.runs} runs, about {guess.on(cores)} on {cores} cores", highlight=False)
+    errors.print(
+        f"{name}: {guess.runs} runs, about {guess.on(cores)} on {cores} core{'s' * (cores > 1)}", highlight=False
+    )
     command = f"kedge reproduce {name} --scale {plan.scale}"
     with ExitStack() as bars:
         try:
@@ -75,7 +82,7 @@ def _one(plan: Plan, out: Path, workers: int | None, stop: Stop) -> None:
             )
         except UnfinishedError:
             assert stop.signal is not None
-            raise StoppedError(f"stopped; `{command}` goes on", stop.signal) from None
+            raise StoppedError(f"stopped; `{command}{given}` goes on", stop.signal) from None
     output.print(
         Markdown(report.verdict) if output.is_terminal else report.verdict,
         markup=False,
@@ -112,11 +119,6 @@ def _table() -> Table:
     )
     for column in ("figure", "of the paper", "what it shows", *SCALES):
         table.add_column(column, no_wrap=column in ("figure", *SCALES), justify="right" if column in SCALES else "left")
-    total = dict.fromkeys(SCALES, Estimate(0, 0.0))
-    for name in names():
-        experiment = load(name)
-        costs = {scale: estimate(Plan(experiment, scale)) for scale in SCALES}
-        total = {scale: total[scale] + costs[scale] for scale in SCALES}
-        table.add_row(name, experiment.figure, experiment.shows, *(costs[scale].on(2) for scale in SCALES))
-    table.add_row("all", "", "", *(total[scale].on(2) for scale in SCALES))
+    for row in cost_table():
+        table.add_row(*row)
     return table

@@ -1,5 +1,6 @@
 """A table of small diagrams that share their lines: each a PNG and a PDF."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ Points = tuple[list[float], list[float]]
 
 @dataclass
 class Series:
-    """A line: its runs, one a seed, and how many of them diverged."""
+    """A line: its runs, one a seed, with as many points each (NaN: none there), and how many of them diverged."""
 
     label: str
     runs: list[Points] = field(default_factory=list)
@@ -85,8 +86,8 @@ def _draw(axes: Axes, view: View, labels: list[str]) -> None:
             _note(axes, view, line)
         if not line.runs:
             continue
-        x = np.array([run[0] for run in line.runs if len(run[0]) == len(line.runs[0][0])]).mean(0)
-        y = np.array([run[1] for run in line.runs if len(run[1]) == len(line.runs[0][1])])
+        x = np.array([run[0] for run in line.runs]).mean(0)
+        y = np.ma.masked_invalid([run[1] for run in line.runs])
         axes.plot(x, y.mean(0), label=line.label, linewidth=1.7, marker=view.marker, markersize=4, **look)
         if len(labels) <= len(COLOURS):  # more bands than that hide each other
             axes.fill_between(x, y.min(0), y.max(0), color=look["color"], alpha=0.15, linewidth=0)
@@ -100,7 +101,7 @@ def _draw(axes: Axes, view: View, labels: list[str]) -> None:
         axes.set_xticks([], minor=True)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=view.x == "rounds"))
-    heights = [value for line in view.series for run in line.runs for value in run[1]]
+    heights = [value for line in view.series for run in line.runs for value in run[1] if math.isfinite(value)]
     if view.log_y and heights and min(heights) > 0 and max(heights) > 10 * min(heights):
         axes.set_yscale("log")
     axes.spines[["top", "right"]].set_visible(False)

@@ -15,7 +15,7 @@ from typing import Literal
 from kedge.reproduce.experiment import Claim, Metric
 from kedge.reproduce.results import Measure
 
-# Two-sided 5 % points of Student's t by degrees of freedom; beyond, that of the normal distribution, rounded up.
+# Two-sided 5 % points of Student's t by degrees of freedom; beyond these, that of 10.
 _T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 _T_LARGE = 2.23
 
@@ -34,8 +34,8 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds."""
-        return statistics.fmean(self.values)
+        """The mean over the seeds; with a diverged run among those of a loss it is infinite, or not a number."""
+        return math.nan if {math.inf, -math.inf} <= set(self.values) else statistics.fmean(self.values)
 
     @property
     def error(self) -> float:
@@ -57,9 +57,20 @@ class Difference:
         return "clear" if self.mean > _T.get(n - 1, _T_LARGE) * self.error else "leaning"
 
     def __str__(self) -> str:
-        factor, unit = (1, "") if self.metric == "loss" else (100, " points")
-        spread = "" if math.isinf(self.error) else f" ± {factor * self.error:.2g}"
-        return f"{self.name}: {factor * self.mean:+.2f}{spread}{unit}, {self.agree} of {len(self.values)} seeds"
+        better = f"better in {self.agree} of {len(self.values)} seeds"
+        if not math.isfinite(self.mean):
+            return f"{self.name}: {better}, with diverged runs"
+        factor, unit = _UNITS[self.metric]
+        digits = 2 if self.error in (0, math.inf) else max(0, 1 - math.floor(math.log10(factor * self.error)))
+        spread = "" if math.isinf(self.error) else f" ± {factor * self.error:.{digits}f}"
+        return f"{self.name}: {factor * self.mean:+.{digits}f}{spread}{unit}, {better}"
+
+
+_UNITS: dict[Metric, tuple[float, str]] = {
+    "accuracy": (100, " points"),
+    "speed": (100, " points of the mean accuracy of a run"),
+    "loss": (1, " of loss saved"),
+}
 
 
 @dataclass(frozen=True)
@@ -82,14 +93,24 @@ class Finding:
         words = [difference.word for difference in self.differences]
         if not words:
             return self.missing
-        if all(word == "clear" for word in words):
-            return "holds"
-        good = self.holding
-        if good == len(words):
-            return "holds in every seed, not significant" if words.count("clear") == 0 else "holds in every seed"
+        if self.holding == len(words):
+            return {len(words): "holds", 0: "holds in every seed, not significant"}.get(
+                words.count("clear"), "holds in every seed"
+            )
         if all(word == "reversed" for word in words):
             return "the opposite in every seed"
-        return "not seen" if good == 0 else f"holds in {good} of {len(words)} comparisons"
+        return _counted(words)
+
+
+def _counted(words: list[Word]) -> str:
+    """Count the comparisons that are as claimed in every seed, the opposite in every seed, or neither."""
+    counts = {
+        "as claimed": sum(word in ("clear", "leaning") for word in words),
+        "the opposite": words.count("reversed"),
+        "open": words.count("open"),
+    }
+    said = [f"{count} {what}" for what, count in counts.items() if count or what == "as claimed"]
+    return f"of {len(words)} comparisons {', '.join(said)}"
 
 
 def findings(claims: Iterable[Claim], own: list[Measure], look: Look) -> list[Finding]:
@@ -99,16 +120,20 @@ def findings(claims: Iterable[Claim], own: list[Measure], look: Look) -> list[Fi
 
 
 def overall(found: Iterable[Finding]) -> str:
-    """Say of a claim, judged under every protocol, whether it was reproduced: in every seed, without significance."""
+    """Say of a claim, judged under every protocol, whether it was reproduced."""
     judged = [finding for finding in found if finding.differences]
-    whole = [finding.protocol for finding in judged if finding.holding == len(finding.differences)]
     if not judged:
         return "not judged"
+    words = [difference.word for finding in judged for difference in finding.differences]
+    whole = [finding.protocol for finding in judged if finding.holding == len(finding.differences)]
     if len(whole) == len(judged):
-        return "reproduced"
+        return "reproduced" if "clear" in words else "in every seed, but not significant"
     if whole:
-        return f"reproduced only with {' and '.join(whole)} rates"
-    return "reproduced in part" if any(finding.holding for finding in judged) else "not reproduced"
+        return f"only {WHERE[whole[0]]}"
+    return _counted(words) if any(finding.holding for finding in judged) else "not reproduced"
+
+
+WHERE = {"tuned": "with each at its own best rate", "equal": "with one effective rate for all"}
 
 
 def _finding(claim: Claim, protocol: str, own: list[Measure], look: Look) -> Finding:
@@ -124,7 +149,7 @@ def _finding(claim: Claim, protocol: str, own: list[Measure], look: Look) -> Fin
             name = f"{better} - {worse}, {panel}" if len(panels) > 1 else f"{better} - {worse}"
             if claim.more_than_in is not None:
                 there = _paired(reference, protocol, place, better, worse, claim.metric)
-                here = {seed: here[seed] - there[seed] for seed in here if seed in there}
+                here = {seed: _less(here[seed], there[seed]) for seed in here if seed in there}
                 name += f", less that in {claim.more_than_in}"
             if here:
                 differences.append(Difference(name, claim.metric, list(here.values())))

@@ -1,5 +1,6 @@
 """The figures of an experiment: accuracy over rounds for every panel and protocol, and over gradients and bytes."""
 
+import math
 import textwrap
 from pathlib import Path
 
@@ -55,14 +56,15 @@ def _sweep(plan: Plan, measured: list[Measure], protocol: str, metric: str) -> V
     key = plan.experiment.sweep
     assert key is not None
     series: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
+    lines: dict[str, Series] = {}
     for row in measured:
-        if row.protocol == protocol and row.diverged is None:
+        if row.protocol == protocol:
             x, y = series.setdefault((row.line, row.seed), ([], []))
             x.append(plan.value(row.panel, row.line, key))
-            y.append(getattr(row, metric))
-    lines: dict[str, Series] = {}
+            y.append(getattr(row, metric) if row.diverged is None else math.nan)
+            lines.setdefault(row.line, Series(row.line)).diverged += row.diverged is not None
     for (line, _), run in series.items():
-        lines.setdefault(line, Series(line)).runs.append(run)
+        lines[line].runs.append(run)
     return View(
         PROTOCOLS[protocol], key.partition(".")[2].replace("_", " "), f"test {metric} at the end",
         list(lines.values()), log_x=True, log_y=metric == "loss", marker="o",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from kedge.algorithm import Algorithm
 from kedge.cost import Cost, cost
 from kedge.problem import build_model
+from kedge.reproduce.experiment import SCALES, load, names
 from kedge.reproduce.plan import Plan
 from kedge.runs.config import Config, algorithm_of, eval_every, model_name
 
@@ -57,6 +58,17 @@ def estimate(plan: Plan) -> Estimate:
         count = len(plan.seeds)
         total += Estimate(count, count * run_seconds(plan.final(case, plan.grid(case)[0], 0)))
     return total
+
+
+def cost_table() -> list[list[str]]:
+    """Return a row per figure, and one of their sum: its name, that in the paper, what it shows, and its costs."""
+    rows, total = [], dict.fromkeys(SCALES, Estimate(0, 0.0))
+    for name in names():
+        experiment = load(name)
+        costs = {scale: estimate(Plan(experiment, scale)) for scale in SCALES}
+        total = {scale: total[scale] + costs[scale] for scale in SCALES}
+        rows.append([name, experiment.figure, experiment.shows, *(costs[scale].on(2) for scale in SCALES)])
+    return [*rows, ["all", "", "", *(total[scale].on(2) for scale in SCALES)]]
 
 
 def run_seconds(config: Config) -> float:

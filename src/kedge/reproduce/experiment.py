@@ -28,6 +28,9 @@ Changes = Annotated[dict[str, Any], BeforeValidator(_dotted)]
 SCALES = ("smoke", "laptop", "paper")
 """Seconds on built-in data; two cores and an evening for all; the paper's own size."""
 
+BEYOND = "beyond the paper"
+"""The figure of an experiment that the paper does not have."""
+
 Metric = Literal["accuracy", "speed", "loss"]
 
 
@@ -103,6 +106,16 @@ class Experiment(_Part):
     scales: dict[Annotated[str, Field(pattern=f"^({'|'.join(SCALES)})$")], Scale]
     claims: list[Claim] = []
 
+    @property
+    def beyond(self) -> bool:
+        """Whether it is not of the paper."""
+        return self.figure == BEYOND
+
+    def needs(self) -> set[str]:
+        """Return the other figures that its claims are about."""
+        places = [(claim.more_than_in or "").partition(": ") for claim in self.claims]
+        return {figure for figure, colon, _ in places if colon}
+
     def all_lines(self) -> dict[str, Changes]:
         """Return what is compared: the algorithms by their ids, then the other lines."""
         return {name: {"algorithm.name": name} for name in self.algorithms} | self.lines
@@ -143,8 +156,12 @@ def names() -> list[str]:
 def _check_names(experiment: Experiment) -> None:
     lines, panels = experiment.all_lines(), experiment.panels
     used = [name for claim in experiment.claims for name in claim.panels or []]
+    used += [place for claim in experiment.claims if (place := claim.more_than_in) and ": " not in place]
     for scale in experiment.scales.values():
         used += [*scale.panels, *(scale.only or []), *([scale.tuning.panel] if scale.tuning.panel else [])]
+    for name in experiment.needs():
+        if name not in names():
+            raise unknown(f"figure in a claim of {experiment.name}", name, names())
     for name in used:
         if name not in panels:
             raise unknown(f"panel of {experiment.name}", name, panels)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kedge.reproduce.claims import Finding, findings, overall
 from kedge.reproduce.conduct import measures_of
-from kedge.reproduce.estimate import Estimate, estimate
+from kedge.reproduce.estimate import cost_table, estimate
 from kedge.reproduce.experiment import SCALES, Claim, Experiment, load, names
 from kedge.reproduce.plan import Plan
 
@@ -35,15 +35,8 @@ def refreshed(page: str, results: Path) -> str:
 
 def costs() -> str:
     """Write the table of figures and what they take on two cores."""
-    rows = [["figure", "in the paper", "shows", *SCALES], ["---"] * 6]
-    total = dict.fromkeys(SCALES, Estimate(0, 0.0))
-    for name in names():
-        experiment = load(name)
-        found = {scale: estimate(Plan(experiment, scale)) for scale in SCALES}
-        total = {scale: total[scale] + found[scale] for scale in SCALES}
-        rows.append([f"`{name}`", experiment.figure, experiment.shows, *(found[scale].on(2) for scale in SCALES)])
-    rows.append(["all", "", "", *(total[scale].on(2) for scale in SCALES)])
-    return _table(rows)
+    head = [["figure", "in the paper", "shows", *SCALES], ["---"] * 6]
+    return _table([*head, *([f"`{name}`", *others] for name, *others in cost_table())])
 
 
 def claims(results: Path, *, beyond: bool) -> str:
@@ -51,7 +44,7 @@ def claims(results: Path, *, beyond: bool) -> str:
     rows = [["claim", "figure", "measurement", "verdict", "command", "cost"], ["---"] * 6]
     for name in names():
         experiment = load(name)
-        if (experiment.figure == "beyond the paper") == beyond:
+        if experiment.beyond == beyond:
             rows += [_row(experiment, claim, results) for claim in experiment.claims]
     return _table(rows)
 
@@ -61,7 +54,7 @@ def summary(results: Path) -> str:
     rows = [["the paper says", "in", "here"], ["---"] * 3]
     for name in names():
         experiment = load(name)
-        if experiment.figure != "beyond the paper":
+        if not experiment.beyond:
             for claim in experiment.claims:
                 scale, found = _judged(experiment, claim, results)
                 figure = f"[{experiment.figure}](experiments/results/{name}/{scale}/verdict.md)"

@@ -1,6 +1,7 @@
 """What the runs of an experiment came to: a measure per run, kept in small CSV files."""
 
 import csv
+import io
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -8,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kedge.files import write_atomically
 from kedge.reproduce.plan import Case, Hyper
 from kedge.runs.directory import Row
 
@@ -155,8 +157,9 @@ def write_curves(path: Path, curves: Iterable[Curve]) -> None:
 
 def write_table(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
     """Write a CSV file with six digits of every number."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
+    write_atomically(path, file.getvalue().encode())

@@ -15,7 +15,8 @@ Runs of one seed share partition, initial model, cohorts and minibatches, so lin
 difference ± its standard error, and in how many seeds it is above zero. "Clear": it is so in all seeds, and a paired
 t-test at 5 % agrees, which with three seeds asks for 4.3 standard errors. "Leaning": in all seeds, but not so far. A
 sign test of three seeds cannot go below 25 %, so three that agree are a hint, not a proof. The comparisons are not
-corrected for their number."""
+corrected for their number. Where the advantage in one panel is compared with that in another, the panels differ in
+their cohorts and, where the scale is reduced, in their rounds."""
 
 
 def write(
@@ -25,10 +26,10 @@ def write(
     experiment = plan.experiment
     parts = [
         f"# {experiment.title}",
-        f"{experiment.figure}. It shows {experiment.shows}.",
+        f"{experiment.figure[0].upper()}{experiment.figure[1:]}. It shows {experiment.shows}.",
         f"- Command: `{command}`\n- Versions: kedge {version('kedge')}, torch {torch.__version__}\n"
         f"- Scale: {plan.scale}. Reduced: {plan.size.reduced}.\n"
-        f"- Taken by us: {experiment.unstated or 'nothing'}.\n"
+        f"- Not in the paper, and taken by us at full scale: {experiment.unstated or 'nothing'}.\n"
         "- `configs/` has the configuration of every line at its first seed; `kedge run FILE --seed N` repeats a run, "
         "to the bit.",
         "![curves](figure.png)",
@@ -39,8 +40,9 @@ def write(
             parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), *_edges(plan, chosen, panel, protocol)]
     parts.append(
         "Accuracy and loss are means over the last fifth of the evaluations, then over the seeds, ± the standard "
-        "deviation between seeds; best is the best evaluation. At equal gradients or bytes: the accuracy when the "
-        "cheapest line has spent all of its own. A diverged run counts as 10 %.\n\n![equal budgets](budgets.png)"
+        "deviation between seeds; best is the best evaluation, mean that of all evaluations. At equal gradients or "
+        "bytes: the accuracy when the cheapest line has spent all of its own. A diverged run counts as 10 %.\n\n"
+        "![equal budgets](budgets.png)"
     )
     parts += ["## Claims", *(_finding(finding) for finding in findings), READING]
     if plan.scale == "smoke":
@@ -55,6 +57,7 @@ def _table(rows: list[Measure]) -> str:
         "beta",
         "accuracy, %",
         "best",
+        "mean",
         "loss",
         "at equal gradients",
         "at equal bytes",
@@ -70,7 +73,7 @@ def _table(rows: list[Measure]) -> str:
         lines.append([
             name, f"{own[0].eta:g}", "-" if own[0].beta is None else f"{own[0].beta:g}",
             f"{statistics.fmean(accuracies):.1f}{spread}" + (f" ({diverged} diverged)" if diverged else ""),
-            *(f"{100 * _mean(own, key):.1f}" for key in ("best",)), f"{_mean(own, 'loss'):.3g}",
+            *(f"{100 * _mean(own, key):.1f}" for key in ("best", "speed")), f"{_mean(own, 'loss'):.3g}",
             *(f"{100 * _mean(own, key):.1f}" for key in ("at_gradients", "at_bytes")),
             f"{_mean(own, 'gradients'):.0f}", f"{_mean(own, 'megabytes'):.0f}",
         ])  # fmt: skip
@@ -82,16 +85,18 @@ def _mean(rows: list[Measure], key: str) -> float:
 
 
 def _edges(plan: Plan, chosen: dict[Case, Hyper], panel: str, protocol: str) -> list[str]:
-    """Say which lines chose the smallest or largest rate of the grid, where a better one may lie outside."""
+    """Say which lines chose an end of the grid, beyond which something better may lie; no beta is beyond 1."""
     if protocol != "tuned":
         return []
     found = []
     for case, hyper in chosen.items():
         if case[:2] == (panel, protocol):
-            etas = [pair.eta for pair in plan.grid(case)]
-            if hyper.eta in (min(etas), max(etas)):
-                found.append(f"{case.line} ({hyper.eta:g})")
-    return [f"At the edge of the grid, so perhaps better outside it: {', '.join(found)}."] if found else []
+            for key in ("eta", "beta"):
+                values = {getattr(pair, key) for pair in plan.grid(case)} - {None}
+                value = getattr(hyper, key)
+                if len(values) > 1 and value in (min(values), max(values)):
+                    found.append(f"{case.line} ({key} {value:g})")
+    return [f"At an end of the grid, so perhaps better beyond it: {', '.join(found)}."] if found else []
 
 
 def _finding(finding: Finding) -> str:
