@@ -9,7 +9,7 @@ import kedge
 from kedge.errors import UsageError
 from kedge.reproduce.estimate import estimate
 from kedge.reproduce.experiment import SCALES, load, names, read
-from kedge.reproduce.plan import Case, Hyper, Plan
+from kedge.reproduce.plan import Case, Hyper, Plan, between
 
 ROOT = Path(__file__).parents[2]
 FIGURES = names()
@@ -23,7 +23,7 @@ def plan(name, scale="laptop"):
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_configuration_passes_the_checks(name, scale):
     made = plan(name, scale)
-    jobs = made.tuning_jobs()
+    jobs = made.tuning_jobs(made.grids())
     chosen = {case: made.grid(case)[0] if case.protocol == "tuned" else made.equal(case) for case in made.cases()}
     jobs |= made.final_jobs(chosen)
     assert len(jobs) >= 2 * len(made.experiment.all_lines())
@@ -82,6 +82,16 @@ def test_an_equal_rate_is_beta_eta_where_the_gradient_is_multiplied_by_beta():
     assert made.equal(Case("all 10 clients", "equal", "scaffold-m-vr")) == Hyper(0.01, 0.1)
     beta = plan("mnist-beta")
     assert beta.equal(Case("FedAvg-M", "equal", "beta = 0.05")) == Hyper(0.2, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("best", "finer"),
+    [(0.1, [0.032, 0.32]), (1.0, [0.32, 3.2]), (0.01, [0.0032, 0.032])],
+)
+def test_a_grid_is_refined_halfway_to_the_neighbours_and_beyond_its_ends(best, finer):
+    grid = [Hyper(eta, beta) for eta in (0.01, 0.1, 1.0) for beta in (0.1, 0.5)]
+    assert between(Hyper(best, 0.5), grid) == [Hyper(eta, 0.5) for eta in finer]
+    assert between(Hyper(best, 0.5), [Hyper(best, 0.5)]) == []
 
 
 def test_all_algorithms_are_compared_where_they_are_defined():

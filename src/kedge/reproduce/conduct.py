@@ -13,7 +13,7 @@ from kedge.errors import UsageError
 from kedge.files import make_directory, write_atomically
 from kedge.problem import load_dataset
 from kedge.reproduce import claims, results, verdict
-from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Hyper, Plan, name_of, slug
+from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Grids, Hyper, Plan, between, name_of, slug
 from kedge.reproduce.results import Curve, Measure
 from kedge.runs.batch import Event, Outcome, run_batch
 from kedge.runs.config import Config, resolved
@@ -52,8 +52,13 @@ def conduct(
             raise UnfinishedError
         return outcomes
 
-    searched = batch("grid", plan.tuning_jobs())
-    chosen = choose(plan, searched)
+    grids = plan.grids()
+    searched = batch("grid", plan.tuning_jobs(grids))
+    if plan.size.tuning.refine:
+        finer = {case: between(best(plan, case, grid, searched), grid) for case, grid in grids.items()}
+        searched |= batch("finer grid", plan.tuning_jobs(finer))
+        grids = {case: grid + finer[case] for case, grid in grids.items()}
+    chosen = choose(plan, grids, searched)
     finished = batch("runs", plan.final_jobs(chosen))
     curves = [
         Curve(case, hyper, seed, outcome.history, outcome.diverged)
@@ -61,12 +66,12 @@ def conduct(
         for seed in plan.seeds
         for outcome in [finished[name_of("run", case, hyper, seed)]]
     ]
-    _write_grid(folder / "grid.csv", plan, searched)
-    return write_report(plan, chosen, curves, folder, out, command)
+    _write_grid(folder / "grid.csv", plan, grids, searched)
+    return write_report(plan, grids, chosen, curves, folder, out, command)
 
 
 def write_report(
-    plan: Plan, chosen: dict[Case, Hyper], curves: list[Curve], folder: Path, out: Path, command: str
+    plan: Plan, grids: Grids, chosen: dict[Case, Hyper], curves: list[Curve], folder: Path, out: Path, command: str
 ) -> Report:
     """Write tables, figures, configurations and the verdict."""
     from kedge.reproduce.drawing import draw  # matplotlib takes its time to load
@@ -82,7 +87,7 @@ def write_report(
         name = "--".join(slug(part) for part in (case.protocol, case.panel, case.line))
         write_atomically(folder / "configs" / f"{name}.toml", to_toml(sections).encode())
     found = claims.findings(plan.experiment.claims, measured, lambda figure: measures_of(out, figure, plan.scale))
-    text = verdict.write(plan, chosen, measured, found, command)
+    text = verdict.write(plan, grids, chosen, measured, found, command)
     write_atomically(folder / "verdict.md", text.encode())
     return Report(folder, text)
 
@@ -93,16 +98,19 @@ def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
     return results.read_measures(path) if path.is_file() else None
 
 
-def choose(plan: Plan, searched: Mapping[str, Outcome]) -> dict[Case, Hyper]:
+def choose(plan: Plan, grids: Grids, searched: Mapping[str, Outcome]) -> dict[Case, Hyper]:
     """Return the pair of every case: the best of its grid on held-out samples, or that of the common rate."""
     chosen: dict[Case, Hyper] = {}
     for case in plan.cases():
         place = plan.tuning_panel(case)
-        if case.protocol == "tuned":
-            chosen[case] = max(plan.grid(place), key=lambda hyper: _score(plan, place, hyper, searched))
-        else:
-            chosen[case] = plan.equal(case)
+        tuned = case.protocol == "tuned"
+        chosen[case] = best(plan, place, grids[place], searched) if tuned else plan.equal(case)
     return chosen
+
+
+def best(plan: Plan, case: Case, grid: list[Hyper], searched: Mapping[str, Outcome]) -> Hyper:
+    """Return the pair of a grid with the best runs."""
+    return max(grid, key=lambda hyper: _score(plan, case, hyper, searched))
 
 
 def _score(plan: Plan, case: Case, hyper: Hyper, searched: Mapping[str, Outcome]) -> tuple[float, float]:
@@ -123,10 +131,10 @@ def _end(outcome: Outcome) -> tuple[float, float]:
     return results.final(outcome.history, "test_accuracy"), results.final(outcome.history, "test_loss")
 
 
-def _write_grid(path: Path, plan: Plan, searched: Mapping[str, Outcome]) -> None:
+def _write_grid(path: Path, plan: Plan, grids: Grids, searched: Mapping[str, Outcome]) -> None:
     rows: list[dict[str, Any]] = []
-    for case in plan.tuning_cases():
-        for hyper in plan.grid(case):
+    for case, grid in grids.items():
+        for hyper in sorted(grid, key=lambda hyper: (hyper.beta or 0, hyper.eta)):
             for number, outcome in enumerate(_outcomes(plan, case, hyper, searched)):
                 accuracy, loss = _end(outcome)
                 place = {"panel": case.panel, "line": case.line, "seed": FIRST_TUNING_SEED + number}

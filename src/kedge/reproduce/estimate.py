@@ -50,9 +50,8 @@ class Estimate:
 def estimate(plan: Plan) -> Estimate:
     """Estimate an experiment at a scale; the runs of a case differ in hyper-parameters and seeds, not in their cost."""
     total = Estimate(0, 0.0)
-    for case in plan.tuning_cases():
-        grid = plan.grid(case)
-        count = len(grid) * plan.size.tuning.seeds
+    for case, grid in plan.grids().items():
+        count = (len(grid) + 2 * plan.size.tuning.refine) * plan.size.tuning.seeds
         total += Estimate(count, count * run_seconds(plan.search(case, grid[0], 0)))
     for case in plan.cases():
         count = len(plan.seeds)

@@ -70,6 +70,7 @@ class Tuning(_Part):
     rounds: float = 1.0  # as a share of the final runs'
     holdout: float = 0.1
     panel: str | None = None  # search in this one for all
+    refine: bool = False  # then try the rates halfway to the neighbours of the best, too
 
 
 class Scale(_Part):

@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ class Case(NamedTuple):
     panel: str
     protocol: str  # "tuned" or "equal"
     line: str
+
+
+Grids = Mapping[Case, list[Hyper]]
+"""What the lines choose from."""
 
 
 @dataclass(frozen=True)
@@ -113,17 +118,20 @@ class Plan:
         """Return the case whose grid decides for this one."""
         return case._replace(panel=self.size.tuning.panel or case.panel)
 
-    def tuning_cases(self) -> list[Case]:
-        """Return the cases whose grids are searched."""
-        return list(dict.fromkeys(self.tuning_panel(case) for case in self.cases() if case.protocol == "tuned"))
+    def grids(self) -> Grids:
+        """Return the grids that are searched."""
+        return {
+            place: self.grid(place) for case in self.cases() if case.protocol == "tuned"
+            for place in [self.tuning_panel(case)]
+        }  # fmt: skip
 
-    def tuning_jobs(self) -> dict[str, Config]:
-        """Return the runs of the grid by name."""
+    def tuning_jobs(self, grids: Grids) -> dict[str, Config]:
+        """Return the runs of grids by name."""
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.size.tuning.seeds)
         return {
             name_of("grid", case, hyper, seed): self.search(case, hyper, seed)
-            for case, seed in itertools.product(self.tuning_cases(), seeds)
-            for hyper in self.grid(case)
+            for (case, grid), seed in itertools.product(grids.items(), seeds)
+            for hyper in grid
         }
 
     def final_jobs(self, chosen: dict[Case, Hyper]) -> dict[str, Config]:
@@ -165,6 +173,16 @@ class Plan:
         """Return the beta that the experiment fixes; None if it is free, or there is none."""
         fixed = self._settings(case.panel, case.line)["algorithm"].get("beta")
         return None if fixed is None or "beta" not in self._fields(case) else float(fixed)
+
+
+def between(best: Hyper, grid: list[Hyper]) -> list[Hyper]:
+    """Return the best pair of a grid with rates halfway, in ratio, to the next ones; at an end as far beyond it."""
+    etas = sorted({pair.eta for pair in grid})
+    place = etas.index(best.eta)
+    below, above = etas[max(0, place - 1)], etas[min(place + 1, len(etas) - 1)]
+    down, up = (math.sqrt(best.eta / below), math.sqrt(above / best.eta))
+    rates = [best.eta / (down if down > 1 else up), best.eta * (up if up > 1 else down)]
+    return [best._replace(eta=float(f"{eta:.2g}")) for eta in rates] if len(etas) > 1 else []
 
 
 def name_of(kind: str, case: Case, hyper: Hyper, seed: int) -> str:
