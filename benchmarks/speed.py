@@ -62,7 +62,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results = {}
     for name in arguments.workloads:
-        engines = ["auto", "module"] if WORKLOADS[name].model == "mlp" else ["auto"]
+        engines = ["auto", "module"] if WORKLOADS[name].model != "resnet18" else ["auto"]
         candidates, notes = candidates_of(name, engines)
         times = measure(candidates, arguments.repeats)
         medians = {key: statistics.median(values) for key, values in times.items()}

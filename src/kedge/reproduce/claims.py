@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kedge.reproduce.experiment import Claim, Metric
+from kedge.reproduce.plan import PROTOCOLS
 from kedge.reproduce.results import Measure
 
 # Two-sided 5 % points of Student's t by degrees of freedom; beyond these, that of 10.
@@ -129,11 +130,8 @@ def overall(found: Iterable[Finding]) -> str:
     if len(whole) == len(judged):
         return "reproduced" if "clear" in words else "in every seed, but not significant"
     if whole:
-        return f"only {WHERE[whole[0]]}"
+        return f"only with {PROTOCOLS[whole[0]]}"
     return _counted(words) if any(finding.holding for finding in judged) else "not reproduced"
-
-
-WHERE = {"tuned": "with each at its own best rate", "equal": "with one effective rate for all"}
 
 
 def _finding(claim: Claim, protocol: str, own: list[Measure], look: Look) -> Finding:

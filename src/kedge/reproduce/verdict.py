@@ -90,7 +90,7 @@ def _mean(rows: list[Measure], key: str) -> float:
 
 
 def _edges(plan: Plan, grids: Grids, chosen: dict[Case, Hyper], panel: str, protocol: str) -> list[str]:
-    """Say which lines chose an end of the grid, beyond which something better may lie; no beta is beyond 1."""
+    """Say which lines chose an end of the grid, beyond which something better may lie."""
     if protocol != "tuned":
         return []
     found = []
