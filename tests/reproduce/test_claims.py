@@ -48,7 +48,7 @@ def test_a_difference_in_figures():
 def test_losses_of_diverged_runs_are_said_and_not_averaged():
     found = Difference("a - b", "loss", [math.inf, -math.inf, 0.1])
     assert found.word == "open"
-    assert str(found) == "a - b: better in 2 of 3 seeds, with diverged runs"
+    assert str(found) == "a - b: with diverged runs, better in 2 of 3 seeds"
 
 
 def test_a_claim_is_judged_seed_by_seed():

@@ -1,6 +1,8 @@
 """The simulator keeps its promises whatever the algorithm."""
 
+import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -322,3 +324,16 @@ def test_counters_are_restored_beyond_single_precision():
     one.counters = Counters(bytes_down=2**40 + 1, bytes_up=2**33 + 1, gradients=2**30 + 1 / 3)
     other.restore(one.state())
     assert other.counters == one.counters
+
+
+@pytest.mark.parametrize("engine", ["module", "fused-mlp"])
+def test_a_run_that_nobody_holds_leaves_no_data_in_memory(engine, tmp_path):
+    gc.collect()
+    gc.disable()  # many runs in one process would keep a data set each until cycles are looked for
+    try:
+        result = play(engine=engine, out=tmp_path / "run", checkpoint_every=1)
+        run = weakref.ref(result.simulation)
+        del result
+        assert run() is None
+    finally:
+        gc.enable()

@@ -57,21 +57,27 @@ class Difference:
             return "reversed" if all(value < 0 for value in self.values) else "open"
         return "clear" if self.mean > _T.get(n - 1, _T_LARGE) * self.error else "leaning"
 
-    def __str__(self) -> str:
-        better = f"better in {self.agree} of {len(self.values)} seeds"
+    @property
+    def amount(self) -> str:
+        """The mean and its standard error, in the unit of the metric."""
         if not math.isfinite(self.mean):
-            return f"{self.name}: {better}, with diverged runs"
-        factor, unit = _UNITS[self.metric]
+            return "with diverged runs"
+        factor, _ = UNITS[self.metric]
         digits = 2 if self.error in (0, math.inf) else max(0, 1 - math.floor(math.log10(factor * self.error)))
         spread = "" if math.isinf(self.error) else f" ± {factor * self.error:.{digits}f}"
-        return f"{self.name}: {factor * self.mean:+.{digits}f}{spread}{unit}, {better}"
+        return f"{factor * self.mean:+.{digits}f}{spread}"
+
+    def __str__(self) -> str:
+        unit = f" {UNITS[self.metric][1]}" if math.isfinite(self.mean) else ""
+        return f"{self.name}: {self.amount}{unit}, better in {self.agree} of {len(self.values)} seeds"
 
 
-_UNITS: dict[Metric, tuple[float, str]] = {
-    "accuracy": (100, " points"),
-    "speed": (100, " points of the mean accuracy of a run"),
-    "loss": (1, " of loss saved"),
+UNITS: dict[Metric, tuple[float, str]] = {
+    "accuracy": (100, "points"),
+    "speed": (100, "points of the mean accuracy of a run"),
+    "loss": (1, "of loss saved"),
 }
+"""What a difference in each metric is multiplied by, and what it then is."""
 
 
 @dataclass(frozen=True)

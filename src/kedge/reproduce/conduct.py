@@ -76,8 +76,9 @@ def write_report(
     """Write tables, figures, configurations and the verdict."""
     from kedge.reproduce.drawing import draw  # matplotlib takes its time to load
 
-    measured = results.measures(curves)
-    results.write_measures(folder / "summary.csv", measured)
+    summary = folder / "summary.csv"
+    results.write_measures(summary, results.measures(curves))
+    measured = results.read_measures(summary)  # to its digits, so that whoever reads it later finds the same
     results.write_curves(folder / "curves.csv", curves)
     draw(plan, curves, measured, folder)
     make_directory(folder / "configs")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kedge.reproduce.claims import Finding, findings, overall
+from kedge.reproduce.claims import UNITS, Finding, findings, overall
 from kedge.reproduce.conduct import measures_of
 from kedge.reproduce.estimate import cost_table, estimate
 from kedge.reproduce.experiment import SCALES, Claim, Experiment, load, names
@@ -90,7 +90,10 @@ def _findings(experiment: Experiment, claim: Claim, results: Path, scale: str) -
 
 
 def _measured(finding: Finding) -> str:
-    return f"{finding.protocol}: " + ("; ".join(map(str, finding.differences)) or finding.missing)
+    if not finding.differences:
+        return f"{finding.protocol}: {finding.missing}"
+    said = "; ".join(f"{each.name}: {each.amount} ({each.word})" for each in finding.differences)
+    return f"{finding.protocol}, {UNITS[finding.claim.metric][1]}: {said}"
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -105,9 +105,10 @@ class Simulation:
         self._check()
         self.flat = FlatModule(self.model, device)
         self.random = try_model(self.flat, self.federation, self.loss, self.settings.batch_size)
-        x = self.flat.initial
-        self.server = self.algorithm.init_server(x)
-        self.clients = ClientStore(lambda: self.algorithm.init_client(x), self.state_memory, self.scratch)
+        algorithm, x = self.algorithm, self.flat.initial
+        self.server = algorithm.init_server(x)
+        # The function does not know this run, or its data would stay in memory until a cycle is found.
+        self.clients = ClientStore(lambda: algorithm.init_client(x), self.state_memory, self.scratch)
         self.buffers = self.flat.buffers.clone()
         self._steps = self._all_local_steps()
         self._mean_steps = int(self._steps.sum()) / len(self._steps)
