@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 import kedge
+from kedge.runs.config import algorithm_of, check
 
 
 def test_every_public_name_exists_and_is_documented():
@@ -36,12 +37,43 @@ def test_fedcm_is_another_name_of_fedavg_m():
         kedge.find_algorithm("scafold-m")
 
 
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+import kedge
+from kedge.algorithm import hyper
+
+@dataclass(frozen=True)
+class Own(kedge.FedAvg):
+    often: int = hyper(3, help="times")
+"""
+
+
+def test_an_algorithm_of_a_file_has_its_own_hyper_parameters(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    made = algorithm_of(check({"algorithm": {"name": f"{file}:Own", "eta": 1, "often": 2}}))
+    assert (type(made.eta), type(made.often)) == (float, int)
+    with pytest.raises(kedge.UsageError, match=r"often of Own is 1\.5, but must be a whole number"):
+        check({"algorithm": {"name": f"{file}:Own", "often": 1.5}})
+    with pytest.raises(kedge.UsageError, match="has no Other"):
+        kedge.find_algorithm(f"{file}:Other")
+    file.write_text("table = {}['Own']")
+    with pytest.raises(kedge.UsageError, match="cannot be run: KeyError"):
+        kedge.find_algorithm(f"{file}:Own")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: kedge.FedAvg(eta=0), "eta of FedAvg is 0, but must be above 0"),
         (lambda: kedge.FedAvg(eta=float("nan")), "must be a finite number"),
         (lambda: kedge.FedAvg(eta="big"), "must be a finite number"),
+        (
+            lambda: kedge.Scaffold(eta=0.1, opening_batches=1.5),
+            "opening_batches of Scaffold is 1.5, but must be a whole",
+        ),
+        (lambda: kedge.BVRLSGD(eta=0.1, stage_rounds=2.5), "stage_rounds of BVRLSGD is 2.5, but must be a whole"),
         (lambda: kedge.FedAvgM(eta=0.1, beta=0), "beta of FedAvgM is 0, but must be above 0 and at most 1"),
         (lambda: kedge.ScaffoldM(eta=0.1, beta=1.5), "beta of ScaffoldM is 1.5"),
         (lambda: kedge.MBStorm(eta=0.1, opening_batches=0), "opening_batches of MBStorm is 0, but must be at least 1"),

@@ -7,7 +7,6 @@ range and meaning with `hyper`.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Generic, cast
 
@@ -51,13 +50,22 @@ def hyper_opening(default: int = 1, at_least: int = 0) -> Any:
     return hyper(default, help=f"minibatches per client of the initial gradients{zeros}", at_least=at_least)
 
 
-def _check(owner: str, name: str, value: Any, rule: Mapping[str, Any]) -> None:
+def is_whole(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a hyper-parameter counts something: int or int | None, also where annotations are kept as text."""
+    kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    return kind in ("int", "int | None")
+
+
+def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
+    name, rule = field.name, field.metadata
     if rule["choices"]:
         if value not in rule["choices"]:
             raise UsageError(f"{name} of {owner} is {value!r}, but must be one of {', '.join(rule['choices'])}")
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"{name} of {owner} is {value!r}, but must be a finite number")
+    if is_whole(field) and not isinstance(value, int):
+        raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
     limits = [
         (value > rule["above"], f"above {rule['above']:g}"),
         (value >= rule["at_least"], f"at least {rule['at_least']:g}"),
@@ -81,7 +89,7 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not (value is None and field.default is None):
-                _check(type(self).__name__, field.name, value, field.metadata)
+                _check(type(self).__name__, field, value)
 
     @abstractmethod
     def init_server(self, x: Vector) -> ServerT:

@@ -219,6 +219,8 @@ def _no_network(*_, **__):
         (["run", "--beta", "1.5"], "beta of ScaffoldM is 1.5, but must be above 0 and at most 1"),
         (["run", "--algorithm", "fedavg", "--beta", "0.5"], "fedavg has no hyper-parameter 'beta'; it has eta, gamma"),
         (["run", "--rounds", "0"], "rounds is 0, but must be a whole number of at least 1"),
+        (["run", "--dataset", "mnist", "--cohort", "0"], "cohort is 0, but must be a whole number of at least 1"),
+        (["run", "--dataset", "mnist", "--local-steps", "0"], "local_steps is 0, but must be a whole number"),
         (["run", "--rounds", "few"], "Invalid value for '--rounds'"),
         (["run", "--nonsense"], "No such option"),
         (["run", "--set", "run.round=3"], "key 'round' does not exist; did you mean 'rounds'?"),

@@ -62,6 +62,14 @@ def test_a_batch_goes_on_with_more_rounds_and_reads_fewer(tmp_path):
     assert files(tmp_path) == before
 
 
+def test_the_end_of_a_shorter_run_is_no_row_of_a_longer_one(tmp_path):
+    run_batch({"run": config(run__rounds=3, run__eval_every=2)}, tmp_path)
+    longer = run_batch({"run": config(run__rounds=7, run__eval_every=2)}, tmp_path)["run"]
+    assert [row["round"] for row in longer.history] == [2, 4, 6, 7]
+    again = run_batch({"run": config(run__rounds=6, run__eval_every=2)}, tmp_path)["run"]
+    assert [row["round"] for row in again.history] == [2, 4, 6]
+
+
 def test_failures_are_told_and_stop_no_other(tmp_path):
     jobs = {"wild": config(algorithm__eta=1e30), "large": config(run__cohort=9), "good": config()}
     outcomes = run_batch(jobs, tmp_path, 1)

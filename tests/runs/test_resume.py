@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 import kedge
 from kedge.errors import RunWarning
@@ -180,6 +183,24 @@ def test_other_data_or_initial_parameters_are_refused(tmp_path):
             kedge.simulate(
                 model, federation, kedge.ScaffoldM(eta=0.05, beta=0.3), out=tmp_path, resume=True, **arguments
             )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.9)),
+        (nn.CrossEntropyLoss(weight=torch.ones(2)), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))),
+        (partial(cross_entropy, label_smoothing=0.1), partial(cross_entropy, label_smoothing=0.9)),
+    ],
+)
+def test_another_loss_is_refused(tmp_path, one, other):
+    federation = kedge.Federation([(torch.randn(6, 3), torch.tensor([0, 1] * 3))] * 2)
+    arguments = (nn.Linear(3, 2), federation, kedge.FedAvg(eta=0.1))
+    options = {"cohort": None, "batch_size": 2, "out": tmp_path, "eval_every": 9}
+    kedge.simulate(*arguments, rounds=2, loss=one, **options)
+    with pytest.raises(kedge.UsageError, match="is of another configuration: loss is"):
+        kedge.simulate(*arguments, rounds=3, loss=other, resume=True, **options)
+    kedge.simulate(*arguments, rounds=3, loss=one, resume=True, **options)
 
 
 def test_workers_may_change(tmp_path):

@@ -47,6 +47,13 @@ def test_the_model_and_the_global_random_state_are_left_alone():
     assert torch.equal(flat(result.model), result.server["x"])
 
 
+@pytest.mark.parametrize("test", [True, False])
+def test_the_final_model_is_ready_to_predict(test):
+    federation = small()
+    federation.test = federation.test if test else None
+    assert not play(module=model(dropout=0.5), federation=federation).model.training
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(dropout):
     runs = [play(module=model(dropout=dropout), seed=seed).server["x"] for seed in (3, 3, 4)]

@@ -62,11 +62,12 @@ def _from_file(path: str, name: str) -> type[Algorithm[Any, Any]]:
     if not Path(path).is_file():
         raise UsageError(f"the algorithm {path}:{name} names the file {path}, which does not exist")
     try:
-        kind = runpy.run_path(path)[name]
-    except KeyError:
-        raise UsageError(f"the file {path} has no {name}") from None
+        found = runpy.run_path(path)
     except Exception as error:
         raise UsageError(f"the file {path} cannot be run: {type(error).__name__}: {error}") from error
+    if name not in found:
+        raise UsageError(f"the file {path} has no {name}")
+    kind = found[name]
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise UsageError(f"{path}:{name} is not a kedge.Algorithm")
     return kind

@@ -101,12 +101,10 @@ def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
 
 def choose(plan: Plan, grids: Grids, searched: Mapping[str, Outcome]) -> dict[Case, Hyper]:
     """Return the pair of every case: the best of its grid on held-out samples, or that of the common rate."""
-    chosen: dict[Case, Hyper] = {}
-    for case in plan.cases():
-        place = plan.tuning_panel(case)
-        tuned = case.protocol == "tuned"
-        chosen[case] = best(plan, place, grids[place], searched) if tuned else plan.equal(case)
-    return chosen
+    return {
+        case: best(plan, case, grids[case], searched) if case.protocol == "tuned" else plan.equal(case)
+        for case in plan.cases()
+    }
 
 
 def best(plan: Plan, case: Case, grid: list[Hyper], searched: Mapping[str, Outcome]) -> Hyper:

@@ -69,7 +69,6 @@ class Tuning(_Part):
     seeds: int = 1
     rounds: float = 1.0  # as a share of the final runs'
     holdout: float = 0.1
-    panel: str | None = None  # search in this one for all
     refine: bool = False  # then try the rates halfway to the neighbours of the best, too
 
 
@@ -159,7 +158,7 @@ def _check_names(experiment: Experiment) -> None:
     used = [name for claim in experiment.claims for name in claim.panels or []]
     used += [place for claim in experiment.claims if (place := claim.more_than_in) and ": " not in place]
     for scale in experiment.scales.values():
-        used += [*scale.panels, *(scale.only or []), *([scale.tuning.panel] if scale.tuning.panel else [])]
+        used += [*scale.panels, *(scale.only or [])]
     for name in experiment.needs():
         if name not in names():
             raise unknown(f"figure in a claim of {experiment.name}", name, names())

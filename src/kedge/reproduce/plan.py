@@ -114,16 +114,9 @@ class Plan:
         value = sections[section][name]
         return float(sections["data"]["clients"] if value == "all" else value)
 
-    def tuning_panel(self, case: Case) -> Case:
-        """Return the case whose grid decides for this one."""
-        return case._replace(panel=self.size.tuning.panel or case.panel)
-
     def grids(self) -> Grids:
         """Return the grids that are searched."""
-        return {
-            place: self.grid(place) for case in self.cases() if case.protocol == "tuned"
-            for place in [self.tuning_panel(case)]
-        }  # fmt: skip
+        return {case: self.grid(case) for case in self.cases() if case.protocol == "tuned"}
 
     def tuning_jobs(self, grids: Grids) -> dict[str, Config]:
         """Return the runs of grids by name."""

@@ -42,7 +42,7 @@ def write(
     for panel in experiment.panels_at(plan.scale):
         for protocol in plan.protocols:
             rows = [row for row in measured if (row.panel, row.protocol) == (panel, protocol)]
-            parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), *_edges(plan, grids, chosen, panel, protocol)]
+            parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), *_edges(grids, chosen, panel, protocol)]
     parts.append(
         "Accuracy and loss are means over the last fifth of the evaluations, then over the seeds, ± the standard "
         "deviation between seeds; best is the best evaluation, mean that of all evaluations. At equal gradients or "
@@ -89,7 +89,7 @@ def _mean(rows: list[Measure], key: str) -> float:
     return statistics.fmean(getattr(row, key) for row in rows)
 
 
-def _edges(plan: Plan, grids: Grids, chosen: dict[Case, Hyper], panel: str, protocol: str) -> list[str]:
+def _edges(grids: Grids, chosen: dict[Case, Hyper], panel: str, protocol: str) -> list[str]:
     """Say which lines chose an end of the grid, beyond which something better may lie."""
     if protocol != "tuned":
         return []
@@ -97,7 +97,7 @@ def _edges(plan: Plan, grids: Grids, chosen: dict[Case, Hyper], panel: str, prot
     for case, hyper in chosen.items():
         if case[:2] == (panel, protocol):
             for key in ("eta", "beta"):
-                values = {getattr(pair, key) for pair in grids[plan.tuning_panel(case)]} - {None}
+                values = {getattr(pair, key) for pair in grids[case]} - {None}
                 value = getattr(hyper, key)
                 if len(values) > 1 and value in (min(values), max(values)):
                     found.append(f"{case.line} ({key} {value:g})")

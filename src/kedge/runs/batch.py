@@ -26,11 +26,12 @@ from kedge.runs.config import (
     problem_of,
     resolved,
     run_config,
+    settings_of,
 )
 from kedge.runs.directory import Row, RunDirectory, to_toml
 from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
 from kedge.runs.simulate import DivergedError
-from kedge.simulator import Settings, Simulation
+from kedge.simulator import Simulation
 
 FREE = frozenset({
     ("run", "rounds"), ("run", "device"), ("run", "engine"), ("run", "workers"), ("run", "threads"),
@@ -148,13 +149,15 @@ def read_outcome(path: Path, config: Config) -> Outcome | None:
     directory = RunDirectory(path, resume=True)
     _check_same(path, config)
     summary, rows, rounds = directory.summary(), directory.metrics(), config.run.rounds
-    history = [row for row in rows if row["round"] <= rounds]
+    # As a run of just these rounds would have them: one that was shorter or longer has a row where it ended.
+    every = eval_every(config)
+    history = [row for row in rows if row["round"] == rounds or (row["round"] < rounds and row["round"] % every == 0)]
     diverged = None if summary is None else summary.get("diverged_in_round")
     if diverged is not None and diverged <= rounds:
         return Outcome(path, history, diverged)
     evaluated = bool(history) and history[-1]["round"] == rounds
     # A row may be there although the run was killed before its model was: it is whole if there is a summary, or more.
-    return Outcome(path, history) if evaluated and (summary is not None or len(rows) > len(history)) else None
+    return Outcome(path, history) if evaluated and (summary is not None or rows[-1]["round"] > rounds) else None
 
 
 def rehearse(config: Config) -> None:
@@ -162,12 +165,7 @@ def rehearse(config: Config) -> None:
     run, problem = config.run, _problem(_Wanted(_key(config), config))
     whole("rounds", run.rounds, 1)
     whole("eval_every", eval_every(config), 1)
-    settings = Settings(
-        cohort=None if run.cohort == "all" else run.cohort, local_steps=run.local_steps, local_epochs=run.local_epochs,
-        batch_size=None if run.batch_size == "full" else run.batch_size, weight_decay=run.weight_decay,
-        weights=run.weights, lost_replies=run.lost_replies, seed=run.seed,
-    )  # fmt: skip
-    method, loss = algorithm_of(config), problem.loss
+    method, settings, loss = algorithm_of(config), settings_of(config), problem.loss
     Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1).close()
 
 

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import tomllib
-import types
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from kedge.algorithm import Algorithm
+from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
@@ -22,6 +20,7 @@ from kedge.problem.checks import byte_size, whole
 from kedge.runs.launch import own_device
 from kedge.runs.schedule import Interval
 from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
+from kedge.simulator import Settings
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import Weights, usable_device
 
@@ -147,6 +146,7 @@ def check(raw: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise _sentence(error) from None
     algorithm_of(config)
+    settings_of(config)
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
     Interval.of(config.run.checkpoint_every)
@@ -189,16 +189,25 @@ def algorithm_of(config: Config) -> Algorithm[Any, Any]:
         if name not in fields:
             raise UsageError(f"{config.algorithm.name} has no hyper-parameter {name!r}; it has {', '.join(fields)}")
         # TOML and the command line write 1 for 1.0; a whole number stays one only where one is asked for.
-        if isinstance(value, int) and not isinstance(value, bool) and not _is_whole(fields[name].type):
+        if isinstance(value, int) and not isinstance(value, bool) and not is_whole(fields[name]):
             hyper[name] = float(value)
-        elif isinstance(value, float) and _is_whole(fields[name].type):
-            raise UsageError(f"{name} of {kind.__name__} is {value:g}, but must be a whole number")
     return kind(**hyper)
 
 
-def _is_whole(annotation: Any) -> bool:
-    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    return int in kinds and float not in kinds
+def settings_of(config: Config) -> Settings:
+    """Return how the federation is run, checked."""
+    run = config.run
+    return Settings(
+        cohort=None if run.cohort == "all" else run.cohort,
+        local_steps=run.local_steps,
+        local_epochs=run.local_epochs,
+        batch_size=None if run.batch_size == "full" else run.batch_size,
+        weight_decay=run.weight_decay,
+        weights=run.weights,
+        lost_replies=run.lost_replies,
+        seed=run.seed,
+        shards=run.shards,
+    )
 
 
 def resolved(config: Config) -> dict[str, dict[str, Any]]:
@@ -301,22 +310,14 @@ def run_config(
         problem.federation,
         algorithm_of(config),
         rounds=run.rounds,
-        cohort=None if run.cohort == "all" else run.cohort,
-        local_steps=run.local_steps,
-        batch_size=None if run.batch_size == "full" else run.batch_size,
+        **dataclasses.asdict(settings_of(config)),
         loss=problem.loss,
-        weight_decay=run.weight_decay,
-        seed=run.seed,
         eval_every=eval_every(config),
         device=own_device(run.device),
         out=out,
-        local_epochs=run.local_epochs,
-        weights=run.weights,
-        lost_replies=run.lost_replies,
         eval_clients=run.eval_clients,
         engine=run.engine,
         threads=run.threads,
-        shards=run.shards,
         state_memory=run.state_memory,
         watch=watch,
         checkpoint_every=run.checkpoint_every,

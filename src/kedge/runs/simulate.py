@@ -35,7 +35,7 @@ class Result:
     """What a run leaves."""
 
     model: nn.Module
-    """The final model: an independent copy of yours with the trained parameters."""
+    """The final model: an independent copy of yours with the trained parameters, in evaluation mode."""
     history: list[Row]
     """A row per evaluated round; `round` counts finished rounds, bytes, gradients and seconds are totals."""
     cohorts: list[list[int]]

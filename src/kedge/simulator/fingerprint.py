@@ -1,5 +1,6 @@
 """What determines a run's result, as a flat table: a checkpoint carries it, and is refused where it differs."""
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -27,7 +28,7 @@ def fingerprint(run: Simulation) -> dict[str, Any]:
         "server state": ", ".join(run.server._fields),
         "client state": ", ".join(run.clients[0]._fields),
         **{name.replace("_", " "): value for name, value in asdict(run.settings).items()},
-        "loss": getattr(run.loss, "__qualname__", type(run.loss).__qualname__),
+        "loss": _said(run.loss),
         "dtype": str(run.flat.initial.dtype),
         "parameters": run.flat.initial.numel(),
         "model": f"{type(run.model).__name__} {_short(repr(run.model).encode())}",
@@ -36,6 +37,20 @@ def fingerprint(run: Simulation) -> dict[str, Any]:
         "samples": checksum(*_places(federation), federation.labels, _some(federation.features)),
         "test samples": checksum(*(part for tensor in test for part in (torch.tensor(len(tensor)), _some(tensor)))),
     }
+
+
+def _said(loss: Any) -> str:
+    """Return a loss by its name, with the options of a module or a partial function."""
+    if isinstance(loss, functools.partial):
+        return f"{_said(loss.func)} {loss.args} {loss.keywords}"
+    if isinstance(loss, nn.Module):
+        options = {
+            name: value
+            for name, value in vars(loss).items()
+            if isinstance(value, bool | int | float | str) and name != "training"
+        }
+        return f"{type(loss).__qualname__} {options} {checksum(*_tensors(loss))}"
+    return getattr(loss, "__qualname__", type(loss).__qualname__)
 
 
 def _places(federation: Federation) -> list[Tensor]:

@@ -87,15 +87,15 @@ class MLPEngine:
     def run(self, job: Job) -> Done:
         """Run local steps, fused where the rule allows it."""
         rule = job.rule.clean()
-        data = self._gather(job)
         if self._can_fuse(rule, job):
-            local = self._fused(rule, job, data)
+            local = self._fused(rule, job, self._gather(job))
             return Done(local, job.buffers, job.steps * (1 + len(rule.anchors)))
-        calls = 0
+        calls, data = 0, None
 
         def gradient(point: Vector, k: int, second: bool) -> Vector:
-            nonlocal calls
+            nonlocal calls, data
             calls += 1
+            data = data or self._gather(job)  # only now: an exchange without steps reads no samples
             return self._gradient(point, *data.step(k))
 
         local = local_steps(rule, job.start, job.eta, job.steps, gradient, job.needs)
@@ -237,10 +237,11 @@ class MLPEngine:
                 step, h = delta, inputs[number]
                 if number:
                     delta = self._back(number, delta, weight, outputs, masks[number - 1], back[number - 1])
-                for anchored in anchors:
+                for place, anchored in enumerate(anchors):
                     other, other_h = anchored.step(k, number, data)
                     if number:
-                        step, h = self._joined("step", number, step, other), self._joined("h", number, h, other_h)
+                        step = self._joined(f"step {number} {place}", step, other)
+                        h = self._joined(f"h {number} {place}", h, other_h)
                     else:
                         step.add_(other)  # the inputs coincide, so the products add up in δ
                 turned = step.mT
@@ -253,9 +254,9 @@ class MLPEngine:
         steps = torch.tensor(job.steps, dtype=x.dtype)
         return Local(job.start, x, eta, steps, kept_mean_grad=mean_grad)
 
-    def _joined(self, name: str, number: int, one: Tensor, other: Tensor) -> Tensor:
+    def _joined(self, name: str, one: Tensor, other: Tensor) -> Tensor:
         clients, size, units = one.shape
-        together = self._kept(f"{name} {number} {size}", clients, size + other.shape[1], units)
+        together = self._kept(name, clients, size + other.shape[1], units)
         return torch.cat([one, other], 1, out=together)
 
     def _linear_part(self, rule: Direction, job: Job) -> tuple[float, Vector | None]:

@@ -39,15 +39,15 @@ class FlatModule:
         if not self.parameters:
             raise UsageError("the model has no parameter to train")
         self._shapes = [p.shape for p in self.parameters]
-        self._bound = _flat(self.parameters, self.parameters[0])
-        self.initial = self._bound.clone()
+        self.initial = _flat(self.parameters, self.parameters[0])
         # Statistics have the dtype of the parameters; tables of other dtypes and counters belong to nobody's average.
-        floating = [b for b in self.module.buffers() if b.dtype == self._bound.dtype]
-        self.buffers = _flat(floating, self._bound)
+        floating = [b for b in self.module.buffers() if b.dtype == self.initial.dtype]
+        self.buffers = _flat(floating, self.initial)
         for buffer, view in zip(floating, views(self.buffers, [b.shape for b in floating]), strict=True):
             buffer.data = view
-        self._others = [(b, b.clone()) for b in self.module.buffers() if b.dtype != self._bound.dtype]
-        self.bind(self._bound)
+        self._others = [(b, b.clone()) for b in self.module.buffers() if b.dtype != self.initial.dtype]
+        self._bound = self.initial.new_empty(0)
+        self.bind(self.initial.clone())
 
     def enter(self, buffers: Tensor) -> None:
         """Start a client's training from the server's buffers; what is not averaged starts anew at every client."""
@@ -66,13 +66,13 @@ class FlatModule:
             parameter.data = view
 
     def exported(self, x: Vector, buffers: Tensor) -> nn.Module:
-        """Return an independent module with these parameters and buffers."""
+        """Return an independent module with these parameters and buffers, ready to predict."""
         self.bind(x)
         self.buffers.copy_(buffers)
         result = copy.deepcopy(self.module)
         for buffer in result.buffers():
             buffer.data = buffer.data.clone()  # a deep copy leaves them views of one storage
-        return result
+        return result.eval()
 
 
 def try_model(flat: FlatModule, federation: Federation, loss: Loss, batch_size: int | None) -> bool:
