@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kedge.algorithm import Algorithm
 from kedge.direction import Vector
+from kedge.errors import UsageError
 from kedge.exchange import Cohort, Effort, Exchange, Needs, NotKeptError, Round
 from kedge.local_steps import local_steps
 
@@ -134,6 +135,8 @@ def trace(
 
 def cost(algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: int = 16, round: int = 1) -> Cost:
     """Return what the opening and a round of ``algorithm`` cost for a model of ``parameters`` parameters."""
+    if not isinstance(algorithm, Algorithm):
+        raise UsageError(f"algorithm is {algorithm!r}, but must be a kedge.Algorithm such as FedAvg(eta=0.1)")
     x = torch.empty(parameters, device="meta")
     server, client = algorithm.init_server(x), algorithm.init_client(x)
     base = Effort(steps=local_steps)

@@ -1,12 +1,16 @@
 """The command line as a user meets it."""
 
 import csv
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -128,6 +132,13 @@ def test_a_comparison_goes_on_when_one_run_diverges(capsys):
     command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--set", "fedavg.eta=1e30"]
     assert execute([*command, "--workers", "1"]) == 0
     assert "1 of 1 diverged" in capsys.readouterr().out
+    (picture,) = Path("runs").glob("*/curves.svg")
+    assert "fedavg (1 diverged)" in picture.read_text(encoding="utf-8")
+
+
+def test_a_comparison_in_which_all_diverge_exits_with_1(capsys):
+    assert execute(["compare", *QUICK, "--algorithms", "fedavg", "--seeds", "1", "--eta", "1e30"]) == 1
+    assert "1 of 1 diverged" in capsys.readouterr().out
 
 
 def test_a_diverged_run_exits_with_1_and_one_sentence(capsys):
@@ -175,6 +186,23 @@ def test_partition_prints_and_draws(tmp_path, capsys):
     assert "label entropy per client" in printed
     assert (tmp_path / "alpha0.2.png").stat().st_size > 1000
     assert execute(["partition", "--out", "alpha0.2"]) == 2
+    (tmp_path / "mine.svg").write_text("precious")
+    assert execute(["partition", "--out", "mine.png"]) == 2
+    assert (tmp_path / "mine.svg").read_text() == "precious"
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.write", full)
+    assert execute(["partition", "--clients", "12", "--out", "picture"]) == 1
+    assert capsys.readouterr().err == f"kedge: picture.png cannot be written: {os.strerror(errno.ENOSPC)}\n"
+
+
+def test_the_version_is_said(capsys):
+    assert execute(["--version"]) == 0
+    assert capsys.readouterr().out == f"kedge {version('kedge')}\n"
 
 
 def test_kedge_alone_prints_the_help(capsys):
@@ -221,10 +249,20 @@ def _no_network(*_, **__):
         (["run", "--rounds", "0"], "rounds is 0, but must be a whole number of at least 1"),
         (["run", "--dataset", "mnist", "--cohort", "0"], "cohort is 0, but must be a whole number of at least 1"),
         (["run", "--dataset", "mnist", "--local-steps", "0"], "local_steps is 0, but must be a whole number"),
+        (["run", "--threads", "0"], "threads is 0, but must be a whole number of at least 1"),
+        (["run", "--workers", "2", "--rounds", "-1"], "rounds is -1, but must be a whole number of at least 1"),
+        (["run", "--dataset", "quadratics", "--alpha", "0.3"], "quadratics has no samples to divide"),
+        (["run", "--dataset", "digit"], "data set 'digit' does not exist; did you mean 'digits'?"),
+        (["compare", "--algorithms", "fedavg", "--beta", "0.3"], "nothing in the comparison (fedavg) has a hyper-par"),
+        (
+            ["compare", "--algorithms", "fedavg", "--set", "fedcm.eta=1"],
+            "--set names fedcm, but the comparison has only",
+        ),
+        (["reproduce", "mlp-full", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
         (["run", "--rounds", "few"], "Invalid value for '--rounds'"),
         (["run", "--nonsense"], "No such option"),
-        (["run", "--set", "run.round=3"], "key 'round' does not exist; did you mean 'rounds'?"),
-        (["run", "--set", "runs.rounds=3"], "key 'runs' does not exist; did you mean 'run'?"),
+        (["run", "--set", "run.round=3"], "key of run 'round' does not exist; did you mean 'rounds'?"),
+        (["run", "--set", "runs.rounds=3"], "section 'runs' does not exist; did you mean 'run'?"),
         (["run", "--set", "rounds"], "--set is 'rounds', but must have the form key=value"),
         (["run", "--set", "algorithm.opening_batches=1.5"], "must be a whole number"),
         (["run", "missing.toml"], "the configuration missing.toml cannot be read"),

@@ -4,7 +4,7 @@ Server step of all three: x^{r+1} = x^r - gamma g^{r+1}, with g^{r+1} the mean o
 (x^r - x_i^{r,K}) / (eta K).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from kedge.algorithm import (
@@ -57,7 +57,8 @@ class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
     @classmethod
     def from_hat(cls, *, eta_hat: float, beta: float, gamma_hat: float | None = None) -> Self:
         """Take the rates of the reparametrised form, ĝ = ∇F + (1-β) ĝ^r, as PyTorch's momentum has them."""
-        return cls(eta=eta_hat / beta, beta=beta, gamma=None if gamma_hat is None else gamma_hat / beta)
+        hat = cls(eta=eta_hat, beta=beta, gamma=gamma_hat)
+        return replace(hat, eta=eta_hat / beta, gamma=None if gamma_hat is None else gamma_hat / beta)
 
     def init_server(self, x: Vector) -> Momentum:
         return Momentum(x, g=0 * x)

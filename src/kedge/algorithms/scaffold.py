@@ -11,7 +11,7 @@ holds the displacement: averaging the local direction over k and over the cohort
 Downwards c^r and g^r travel as their sum p^r = β c^r + (1-β) g^r, which is all that a client needs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from kedge.algorithm import SingleExchange, hyper_beta, hyper_gamma, hyper_opening, server_rate
@@ -123,8 +123,8 @@ class ScaffoldM(SingleExchange[ControlledMomentum, Control, Pull, DeltaControl])
     @classmethod
     def from_hat(cls, *, eta_hat: float, beta: float, gamma_hat: float | None = None, opening_batches: int = 1) -> Self:
         """Take the rates of the reparametrised form, ĝ = ∇F - c_i + c + (1-β) ĝ^r."""
-        gamma = None if gamma_hat is None else gamma_hat / beta
-        return cls(eta=eta_hat / beta, beta=beta, gamma=gamma, opening_batches=opening_batches)
+        hat = cls(eta=eta_hat, beta=beta, gamma=gamma_hat, opening_batches=opening_batches)
+        return replace(hat, eta=eta_hat / beta, gamma=None if gamma_hat is None else gamma_hat / beta)
 
     def init_server(self, x: Vector) -> ControlledMomentum:
         return ControlledMomentum(x, c=0 * x, g=0 * x)

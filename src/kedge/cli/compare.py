@@ -14,11 +14,11 @@ from kedge.algorithms import ALGORITHMS, ALIASES, find_algorithm
 from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.signals import Stop, StoppedError, stopping
-from kedge.errors import UsageError, unknown
+from kedge.errors import UsageError
 from kedge.problem.checks import whole
 from kedge.report.comparison import Record, Summary, default_target, summarise, write_csv
 from kedge.runs.batch import Event, Outcome, rehearse, run_batch
-from kedge.runs.config import Config, check, partition_name
+from kedge.runs.config import Config, check, division
 from kedge.runs.directory import RunDirectory
 
 DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
@@ -81,7 +81,7 @@ def compare(
         errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
     if stop.signal is not None and len(records) + len(failures) < len(chosen) * seeds:
         raise StoppedError("interrupted; what was done is kept, and the same command with --out goes on", stop.signal)
-    if failures:
+    if failures or all(record.diverged is not None for record in records):
         raise typer.Exit(1)
 
 
@@ -101,10 +101,10 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
         if not isinstance(section, dict):
             raise UsageError(f"{name} is {section!r}, but must be a section")
     shorts = [options.short_name(name) for name in ids]
-    common = {name: section for name, section in raw.items() if name not in ALGORITHMS and name not in shorts}
+    common = {name: section for name, section in raw.items() if name not in {*ALGORITHMS, *ALIASES, *shorts}}
     shared = {key: value for key, value in common.pop("algorithm", {}).items() if key != "name"}
     for section in raw:
-        if section in ALGORITHMS and section not in shorts:
+        if section in {*ALGORITHMS, *ALIASES} and section not in shorts:
             raise UsageError(f"--set names {section}, but the comparison has only {', '.join(ids)}")
     known: set[str] = set()
     chosen: dict[str, Config] = {}
@@ -118,7 +118,8 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
         chosen[short] = check(common | {"algorithm": {"name": name} | hyper | raw.get(short, {})})
     for key in shared:
         if key not in known:
-            raise unknown("hyper-parameter", key, known)
+            names = f"nothing in the comparison ({', '.join(ids)})"
+            raise UsageError(f"{names} has a hyper-parameter {key!r}; known: {', '.join(sorted(known))}")
     return _participating(chosen) if everything else chosen
 
 
@@ -195,8 +196,7 @@ def _report(records: list[Record], target: float | None, path: Path, config: Con
 
 def _title(config: Config) -> str:
     data, run = config.data, config.run
-    division = data.heterogeneity if data.dataset == "quadratics" else f"{partition_name(config)} {data.alpha:g}"
-    return f"{data.dataset}: {data.clients} clients, {run.cohort} a round, {division}, K = {run.local_steps}"
+    return f"{data.dataset}: {data.clients} clients, {run.cohort} a round, {division(config)}, K = {run.local_steps}"
 
 
 def _table(summaries: list[Summary], target: float | None, title: str) -> Table:

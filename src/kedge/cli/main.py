@@ -1,17 +1,18 @@
 """`kedge`: the commands, and how they end.
 
-Exit 0 on success; 2 with one sentence on a wrong input; 1 when a run diverged or a file could not be written; 130 on
-Ctrl-C and 143 on SIGTERM.
+Exit 0 on success; 2 with one sentence on a wrong input; 1 when a run, or all that were to be compared, diverged, or a
+file could not be written; 130 on Ctrl-C and 143 on SIGTERM.
 """
 
 import sys
 import warnings
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 
 from kedge.cli import algorithms, compare, partition, reproduce, resume, run, sweep
-from kedge.cli.console import say
+from kedge.cli.console import output, say
 from kedge.cli.signals import StoppedError
 from kedge.errors import LostProcessError, RunWarning, UsageError
 from kedge.files import WriteError
@@ -25,6 +26,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        output.print(f"kedge {version('kedge')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
 app.command("run")(run.run)
 app.command("resume")(resume.resume)
 app.command("compare")(compare.compare)

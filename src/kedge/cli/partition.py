@@ -11,7 +11,7 @@ from kedge.cli import options
 from kedge.cli.console import output
 from kedge.errors import UsageError
 from kedge.problem import describe
-from kedge.runs.config import federation_of, partition_name
+from kedge.runs.config import division, federation_of
 
 
 def partition(
@@ -36,7 +36,7 @@ def partition(
     federation = federation_of(settings)
     parts = [index.numpy() for index in federation.indices]
     statistics = describe(federation.labels.numpy(), parts)
-    title = f"{settings.data.dataset}, {partition_name(settings)}, alpha {settings.data.alpha:g}"
+    title = f"{settings.data.dataset}, {division(settings)}"
     output.print(f"{title}: {federation}", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("samples per client", f"{statistics.smallest} to {statistics.largest}, median {statistics.median:g}")
@@ -67,7 +67,9 @@ def partition(
 def _check_target(path: Path) -> None:
     if not path.name:
         raise UsageError(f"out is {path}, but must name a file")
-    for written in (path.with_name(path.name + ending) for ending in ("", ".png", ".svg")):
+    from kedge.report.figures import files_of  # matplotlib takes its time to load
+
+    for written in {path, *files_of(path)}:
         if written.exists():
             raise UsageError(f"out is {path}, but {written} exists; nothing was overwritten")
     if not path.parent.is_dir():

@@ -13,6 +13,7 @@ from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
+from kedge.problem.checks import whole
 from kedge.reproduce.conduct import UnfinishedError, conduct
 from kedge.reproduce.estimate import cost_table, estimate
 from kedge.reproduce.experiment import SCALES, load, names
@@ -45,6 +46,10 @@ def reproduce(
     if list_:
         output.print(_table())
         return
+    if workers is not None:
+        whole("workers", workers, 1)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"out is {out}, but that is not a directory")
     if name is None:
         raise UsageError("no figure is named; `kedge reproduce --list` shows them")
     plans = [Plan(load(chosen), scale, device, data_dir) for chosen in (names() if name == "all" else [name])]

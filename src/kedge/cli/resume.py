@@ -36,6 +36,8 @@ def resume(
     if summary is not None and "diverged_in_round" in summary:
         errors.print(f"kedge: {name} in {directory} diverged in round {summary['diverged_in_round']}", soft_wrap=True)
         raise typer.Exit(1)
+    if summary is not None and rounds is not None and rounds < summary["round"]:
+        raise UsageError(f"rounds is {rounds}, but the run in {directory} has already played {summary['round']}")
     if summary is not None and summary["round"] >= there.run.rounds:
         output.print(result_line(name, summary, summary["engine"]), highlight=False, soft_wrap=True)
         output.print(

@@ -108,6 +108,11 @@ def sweep(
     else:
         base = absolute(options.configuration(config, set_, given))
         axes = absolute_axes(parse_grid(grid or []))
+        for name, key in options.KEYS.items():
+            if name in given and key in axes:
+                raise UsageError(
+                    f"{key} is given twice: --grid tries its values, and --{name.replace('_', '-')} sets it"
+                )
         tried = _trials(search, trials)
         plan = Plan(base, axes, 3 if seeds is None else seeds, metric or "test_accuracy", halving, tried)
         path = out or options.new_directory("sweep")

@@ -127,6 +127,8 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, *, seed: in
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     check_options(f"model {name!r}", MODELS[name], options)
+    if not isinstance(input_shape, Sequence):
+        raise UsageError(f"input_shape is {input_shape!r}, but must be a shape such as (64,) or (3, 32, 32)")
     shape = tuple(whole("a side of input_shape", side, 1) for side in input_shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(whole_seed(seed))

@@ -168,6 +168,9 @@ PARTITIONS: dict[str, Callable[[_Deal], Ints]] = {
     "by-user": by_user,
 }
 
+WITH_ALPHA = frozenset({"dirichlet", "dirichlet-by-class", "quantity"})
+"""Those that have a concentration."""
+
 
 def split(
     method: str,

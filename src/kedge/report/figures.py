@@ -1,14 +1,18 @@
 """Figures: curves with a band over the seeds, and who holds which labels. Each is a PNG and an SVG."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from kedge.files import write_atomically
 from kedge.report.comparison import Record
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; beyond eight, line styles repeat them.
@@ -25,16 +29,20 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[P
     shade = 0.15 if len(names) <= len(COLOURS) else 0.0  # more bands than that hide each other
     for place, name in enumerate(names):
         runs = [r.history for r in records if r.algorithm == name and r.diverged is None and r.history]
+        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
+        lost = sum(r.diverged is not None for r in records if r.algorithm == name)
+        label = f"{name} ({lost} diverged)" if lost else name
         if not runs:
+            left.plot([], [], label=label, **look)
             continue
         values = np.array([[row[metric] for row in run] for run in runs])
         rounds = np.array([row["round"] for row in runs[0]])
         megabytes = np.array([[(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in run] for run in runs]).mean(0)
-        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
         for axes, x in ((left, rounds), (right, megabytes)):
-            axes.plot(x, values.mean(0), label=name, linewidth=1.8, **look)
+            axes.plot(x, values.mean(0), label=label, linewidth=1.8, marker="o" if len(rounds) == 1 else "", **look)
             axes.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=shade, linewidth=0)
     left.set_xlabel("rounds")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xlabel("communication, MB down and up, all clients")
     left.set_ylabel(metric.replace("_", " "))
     if metric == "test_loss":
@@ -43,8 +51,10 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[P
         _tidy(axes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
-    note = f"lines: mean of {len({record.seed for record in records})} seeds"
-    note += "; bands: smallest to largest" if shade else ""
+    seeds = len({record.seed for record in records})
+    note = (
+        f"lines: mean of {seeds} seeds" + ("; bands: smallest to largest" if shade else "") if seeds > 1 else "one seed"
+    )
     figure.supxlabel(note, fontsize=8, color="#555555")
     return _save(figure, path)
 
@@ -61,7 +71,7 @@ def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Pa
     axes.set_ylabel("label")
     axes.set_yticks(range(labels))
     axes.set_xlim(-0.7, len(shown) - 0.3)
-    axes.set_title(title, fontsize=11)
+    axes.set_title(f"{title} (the largest dot: {shown.max()} samples)", fontsize=11)
     _tidy(axes)
     return _save(figure, path)
 
@@ -81,6 +91,13 @@ def _save(figure: Figure, path: Path) -> list[Path]:
     # No date and a fixed salt: the same data give the same file.
     written = files_of(path)
     with matplotlib.rc_context({"svg.hashsalt": "kedge"}):
-        figure.savefig(written[0], dpi=130)
-        figure.savefig(written[1], metadata={"Date": None})
+        save_figure(figure, written[0], dpi=130)
+        save_figure(figure, written[1], metadata={"Date": None})
     return written
+
+
+def save_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure in the format of its ending; like every file it is whole, or there is a `WriteError`."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], **options)
+    write_atomically(path, content.getvalue())

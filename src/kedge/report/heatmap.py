@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kedge.report.figures import save_figure
+
 NONE = "#D9D9D9"
 BEST = "#D55E00"
 LINE = "#0072B2"
@@ -42,8 +44,8 @@ def draw_sweep(cells: Sequence[Cell], path: Path, metric: str, more_is_better: b
         figure = _panels(cells, keys, metric, more_is_better, best)
     figure.suptitle(title, fontsize=11)
     written = [path.with_name(path.name + ending) for ending in (".png", ".pdf")]
-    figure.savefig(written[0], dpi=130)
-    figure.savefig(written[1], metadata={"CreationDate": None})  # the same data give the same file
+    save_figure(figure, written[0], dpi=130)
+    save_figure(figure, written[1], metadata={"CreationDate": None})  # the same data give the same file
     return written
 
 

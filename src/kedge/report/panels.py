@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from kedge.report.figures import COLOURS, STYLES
+from kedge.report.figures import COLOURS, STYLES, save_figure
 
 FORMATS = ("png", "pdf")
 
@@ -71,7 +71,7 @@ def draw_views(
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
     for file in written:  # without a date: the same data give the same file
-        figure.savefig(file, dpi=90, metadata={"CreationDate": None} if file.suffix == ".pdf" else None)
+        save_figure(figure, file, dpi=90, metadata={"CreationDate": None} if file.suffix == ".pdf" else None)
     return written
 
 

@@ -23,7 +23,7 @@ def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path)
                 for metric in metrics for protocol in plan.protocols]  # fmt: skip
         if len(panels) == 1:
             rows = [[row[0] for row in rows]]
-    heading = f"{experiment.title} ({experiment.figure}), {plan.scale} scale"
+    heading = f"{plan.title} ({experiment.figure}), {plan.scale} scale"
     bands = "" if len(lines) > 8 else "; bands: smallest to largest"
     seeds = f"mean over {len(plan.seeds)} seeds{bands}" if len(plan.seeds) > 1 else "one seed"
     note = f"Lines: {seeds}. Reduced: {plan.size.reduced}."

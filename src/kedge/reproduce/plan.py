@@ -107,6 +107,11 @@ class Plan:
         hat = self._settings(case.panel, case.line)["algorithm"]["name"] in rule.hat
         return Hyper(_short(eta / beta) if hat else eta, beta)
 
+    @property
+    def title(self) -> str:
+        """What the figure shows; at the smoke scale it shows nothing but that everything runs."""
+        return f"{self.experiment.title}: tried on digits" if self.scale == "smoke" else self.experiment.title
+
     def value(self, panel: str, line: str, key: str) -> float:
         """Return a number of a panel's configuration; a cohort of all is the number of clients."""
         sections = self._settings(panel, line)

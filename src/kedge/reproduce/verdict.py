@@ -30,7 +30,7 @@ def write(
     """Write the page."""
     experiment = plan.experiment
     parts = [
-        f"# {experiment.title}",
+        f"# {plan.title}",
         f"{experiment.figure[0].upper()}{experiment.figure[1:]}. It shows {experiment.shows}.",
         f"- Command: `{command}`\n- Versions: kedge {version('kedge')}, torch {torch.__version__}\n"
         f"- Scale: {plan.scale}. Reduced: {plan.size.reduced}.\n"

@@ -163,8 +163,6 @@ def read_outcome(path: Path, config: Config) -> Outcome | None:
 def rehearse(config: Config) -> None:
     """Load the data and prepare the first round, and play nothing: what is wrong is said before anything runs."""
     run, problem = config.run, _problem(_Wanted(_key(config), config))
-    whole("rounds", run.rounds, 1)
-    whole("eval_every", eval_every(config), 1)
     method, settings, loss = algorithm_of(config), settings_of(config), problem.loss
     Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1).close()
 

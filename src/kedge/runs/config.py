@@ -15,14 +15,18 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import find_algorithm
 from kedge.errors import UsageError, unknown
-from kedge.problem import Federation, build_model, load_federation, model_options, quadratics
+from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options, quadratics
 from kedge.problem.checks import byte_size, whole
+from kedge.problem.partition import WITH_ALPHA
 from kedge.runs.launch import own_device
 from kedge.runs.schedule import Interval
 from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
 from kedge.simulator import Settings
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import Weights, usable_device
+
+QUADRATICS = "quadratics"
+"""The problem that has no data."""
 
 QUADRATICS_ONLY = frozenset({"dim", "heterogeneity", "sigma"})
 """Keys of the section data that only quadratics reads."""
@@ -145,28 +149,33 @@ def check(raw: Mapping[str, Any]) -> Config:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise _sentence(error) from None
+    if config.data.dataset not in {*DATASETS, QUADRATICS}:
+        raise unknown("data set", config.data.dataset, [*DATASETS, QUADRATICS])
     algorithm_of(config)
     settings_of(config)
+    for name, value in (("rounds", config.run.rounds), ("workers", config.run.workers)):
+        whole(name, value, 1)
+    for name, given in (("eval_every", config.run.eval_every), ("threads", config.run.threads)):
+        if given is not None:
+            whole(name, given, 1)
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
     Interval.of(config.run.checkpoint_every)
-    whole("workers", config.run.workers, 1)
     _check_relevance(config)
     return config
 
 
 def _check_relevance(config: Config) -> None:
     """Refuse a setting that the problem would not look at."""
-    given = config.data.model_fields_set & QUADRATICS_ONLY
-    if config.data.dataset != "quadratics" and given:
+    given, dataset = config.data.model_fields_set, config.data.dataset
+    if dataset != QUADRATICS and given & QUADRATICS_ONLY:
         raise UsageError(
-            f"data.{min(given)} belongs to the data set quadratics, but the data set is {config.data.dataset}"
+            f"data.{min(given & QUADRATICS_ONLY)} belongs to the data set quadratics, but the data set is {dataset}"
         )
-    if config.data.dataset == "quadratics":
-        for name in ("holdout", "test_samples"):
-            if value := getattr(config.data, name):
-                raise UsageError(f"quadratics has no samples to choose from, but data.{name} is {value:g}")
-    if config.data.dataset == "quadratics" and config.model.model_fields_set:
+    if dataset == QUADRATICS and given - QUADRATICS_ONLY - {"dataset", "clients"}:
+        name = min(given - QUADRATICS_ONLY - {"dataset", "clients"})
+        raise UsageError(f"quadratics has no samples to divide or to choose from, but data.{name} is set")
+    if dataset == QUADRATICS and config.model.model_fields_set:
         raise UsageError(f"quadratics brings its own model, but model.{min(config.model.model_fields_set)} is set")
 
 
@@ -175,8 +184,10 @@ def _sentence(error: ValidationError) -> UsageError:
     place = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         owner: Any = Config.model_fields[place[0]].annotation if len(place) > 1 else Config
-        return unknown("key", place[-1], owner.model_fields)
+        return unknown(f"key of {place[0]}" if len(place) > 1 else "section", place[-1], owner.model_fields)
     key = ".".join(place[:2])
+    if first["type"] in ("model_type", "model_attributes_type"):
+        return UsageError(f"{key} is {first['input']!r}, but must be a section")
     return UsageError(f"{key} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
@@ -217,7 +228,7 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
     sections["run"]["eval_every"] = eval_every(config)
     sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
     sections["data"]["data_dir"] = config.data.data_dir and str(Path(config.data.data_dir).absolute())
-    if config.data.dataset == "quadratics":
+    if config.data.dataset == QUADRATICS:
         sections["model"] = {}
         sections["data"] = {k: v for k, v in sections["data"].items() if k in QUADRATICS_ONLY | {"dataset", "clients"}}
     else:
@@ -260,6 +271,14 @@ def partition_name(config: Config) -> str:
     return config.data.partition or ("by-user" if config.data.dataset == "synthetic" else "dirichlet")
 
 
+def division(config: Config) -> str:
+    """Say how the clients differ: the partition, with its alpha where it has one."""
+    if config.data.dataset == QUADRATICS:
+        return config.data.heterogeneity
+    name = partition_name(config)
+    return f"{name} {config.data.alpha:g}" if name in WITH_ALPHA else name
+
+
 @dataclass(frozen=True)
 class Problem:
     """What a configuration trains on."""
@@ -272,7 +291,7 @@ class Problem:
 def problem_of(config: Config) -> Problem:
     """Load the data, divide it and build the model, all by the run's seed."""
     data, options = config.data, config.model.model_dump(exclude={"name"}, exclude_none=True)
-    if data.dataset == "quadratics":
+    if data.dataset == QUADRATICS:
         made = quadratics(
             data.clients, data.dim, heterogeneity=data.heterogeneity, sigma=data.sigma, seed=config.run.seed
         )

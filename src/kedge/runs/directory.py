@@ -125,7 +125,9 @@ class RunDirectory:
             return None
         except (OSError, ValueError) as error:
             raise UsageError(f"{self._summary} cannot be read: {error}") from error
-        return dict(content)
+        if not isinstance(content, dict) or not {"round", "diverged_in_round"} & set(content):
+            raise UsageError(f"{self._summary} cannot be read: it does not say how far the run came")
+        return content
 
     def reopen(self) -> None:
         """Take a finished run as unfinished."""

@@ -95,9 +95,11 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(f"{path} has no {FILE}, so it is not the directory of a `kedge sweep`")
     sections = load_toml(file)
     about = sections.pop("sweep", {})
+    if not isinstance(about, dict) or "grid" not in about:
+        raise UsageError(f"{file} cannot be read: it has no sweep.grid")
     try:
         return Plan(sections, parse_grid(about.pop("grid")), **about)
-    except (KeyError, TypeError) as error:
+    except TypeError as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
 
