@@ -1,9 +1,12 @@
 """Files that a crash leaves whole: written beside, flushed to the disk, renamed. A failure names its file."""
 
+import csv
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
@@ -64,6 +67,18 @@ def write_atomically(path: Path, content: bytes, *, last: bool = True) -> None:
             raise
         if last:
             _flush_directory(path.parent)
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], *, digits: int | None = None) -> None:
+    """Write a table whose rows may differ in their columns; with ``digits``, that many of every float."""
+    rows = list(rows)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        shown = {name: f"{v:.{digits}g}" if digits and isinstance(v, float) else v for name, v in row.items()}
+        writer.writerow(shown)
+    write_atomically(path, file.getvalue().encode())
 
 
 def _flush_directory(path: Path) -> None:

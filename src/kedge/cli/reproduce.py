@@ -28,7 +28,7 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(metavar="[FIGURE]", help="A figure, or 'all'.", show_default=False)
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (all in about 5 hours) or paper.")] = "smoke",
+    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (all in a few hours) or paper.")] = "smoke",
     out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = RESULTS,
     workers: Annotated[
         int | None, typer.Option(help="Runs at once; changes no result. Default: one a core.", show_default=False)

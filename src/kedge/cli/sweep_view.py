@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kedge.cli.console import figure, output
-from kedge.report.comparison import write_csv
+from kedge.files import write_csv
 from kedge.runs.batch import Event, Outcome
 from kedge.runs.grid import label, short_keys, short_label
 from kedge.runs.sweep import Standing, Sweep, ranked

@@ -1,10 +1,8 @@
 """Several algorithms over several seeds, summed up."""
 
-import csv
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 Row = dict[str, float]
 
@@ -85,12 +83,3 @@ def _final(records: Iterable[Record], metric: str) -> list[tuple[str, float]]:
         if record.diverged is None and record.history and metric in record.history[-1]:
             finals.setdefault(record.algorithm, []).append(record.history[-1][metric])
     return [(name, statistics.fmean(values)) for name, values in finals.items()]
-
-
-def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
-    """Write rows that may differ in their columns."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)

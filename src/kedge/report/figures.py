@@ -42,7 +42,7 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[P
             axes.plot(x, values.mean(0), label=label, linewidth=1.8, marker="o" if len(rounds) == 1 else "", **look)
             axes.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=shade, linewidth=0)
     left.set_xlabel("rounds")
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     right.set_xlabel("communication, MB down and up, all clients")
     left.set_ylabel(metric.replace("_", " "))
     if metric == "test_loss":

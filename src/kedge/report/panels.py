@@ -100,7 +100,7 @@ def _draw(axes: Axes, view: View, labels: list[str]) -> None:
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xticks([], minor=True)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=view.x == "rounds"))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=view.x == "rounds", min_n_ticks=1))
     heights = [value for line in view.series for run in line.runs for value in run[1] if math.isfinite(value)]
     if view.log_y and heights and min(heights) > 0 and max(heights) > 10 * min(heights):
         axes.set_yscale("log")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import UsageError
-from kedge.files import make_directory, write_atomically
+from kedge.files import make_directory, write_atomically, write_csv
 from kedge.problem import load_dataset
 from kedge.reproduce import claims, results, verdict
 from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Grids, Hyper, Plan, between, name_of, slug
@@ -136,9 +136,9 @@ def _write_grid(path: Path, plan: Plan, grids: Grids, searched: Mapping[str, Out
         for hyper in sorted(grid, key=lambda hyper: (hyper.beta or 0, hyper.eta)):
             for number, outcome in enumerate(_outcomes(plan, case, hyper, searched)):
                 accuracy, loss = _end(outcome)
-                place = {"panel": case.panel, "line": case.line, "seed": FIRST_TUNING_SEED + number}
-                rows.append(place | hyper._asdict() | {"accuracy": accuracy, "loss": loss})
-    results.write_table(path, ["panel", "line", "eta", "beta", "seed", "accuracy", "loss"], rows)
+                place = {"panel": case.panel, "line": case.line, **hyper._asdict()}
+                rows.append(place | {"seed": FIRST_TUNING_SEED + number, "accuracy": accuracy, "loss": loss})
+    write_csv(path, rows, digits=results.DIGITS)
 
 
 def _check_data(plan: Plan) -> None:

@@ -1,20 +1,22 @@
 """What the runs of an experiment came to: a measure per run, kept in small CSV files."""
 
 import csv
-import io
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.files import write_atomically
+from kedge.files import write_csv
 from kedge.reproduce.plan import Case, Hyper
 from kedge.runs.directory import Row
 
 LAST = 0.2
 """What counts as the end of a run: the evaluations of its last fifth, whose mean is less noisy than the last one."""
+
+DIGITS = 6
+"""Of every number in a table."""
 
 CHANCE = 0.1
 """The accuracy that a diverged run counts with: guessing one of ten labels."""
@@ -119,7 +121,7 @@ def _within(history: list[Row], spent: Callable[[Row], float], budget: float) ->
 
 def write_measures(path: Path, rows: Iterable[Measure]) -> None:
     """Write a row per run."""
-    write_table(path, [field.name for field in fields(Measure)], [asdict(row) for row in rows])
+    write_csv(path, [asdict(row) for row in rows], digits=DIGITS)
 
 
 def read_measures(path: Path) -> list[Measure]:
@@ -143,23 +145,13 @@ def _parsed(row: dict[str, str]) -> Measure:
 
 def write_curves(path: Path, curves: Iterable[Curve]) -> None:
     """Write a row per evaluation, without the seconds, which are never the same."""
-    columns = ["panel", "protocol", "line", "seed", "round", "test_accuracy", "test_loss", "gradients", "megabytes"]
     rows = [
         {
-            **curve.case._asdict(), "seed": curve.seed, "megabytes": megabytes(row),
+            **curve.case._asdict(), "seed": curve.seed,
             **{key: row[key] for key in ("round", "test_accuracy", "test_loss", "gradients")},
+            "megabytes": megabytes(row),
         }
         for curve in curves
         for row in curve.history
     ]  # fmt: skip
-    write_table(path, columns, rows)
-
-
-def write_table(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write a CSV file with six digits of every number."""
-    file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
-    write_atomically(path, file.getvalue().encode())
+    write_csv(path, rows, digits=DIGITS)
