@@ -13,8 +13,8 @@ from kedge.cli.main import execute
 
 DIGITS = ["--rounds", "3", "--clients", "10", "--cohort", "3", "--local-steps", "2", "--set", "model.widths=[8]"]
 QUICK = [
-    "--dataset", "quadratics", "--batch-size", "full", "--clients", "4", "--set", "run.rounds=4", "--set", "run.cohort=2",
-    "--set", "run.local_steps=2", "--metric", "test_loss", "--workers", "1",
+    "--dataset", "quadratics", "--batch-size", "full", "--clients", "4", "--metric", "test_loss", "--workers", "1",
+    "--set", "run.rounds=4", "--set", "run.cohort=2", "--set", "run.local_steps=2",
 ]  # fmt: skip
 
 

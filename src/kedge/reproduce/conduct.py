@@ -82,15 +82,23 @@ def write_report(
     results.write_curves(folder / "curves.csv", curves)
     draw(plan, curves, measured, folder)
     make_directory(folder / "configs")
-    for case, hyper in chosen.items():
-        sections = resolved(plan.final(case, hyper, plan.seeds[0]))
-        sections["data"].pop("data_dir", None)
-        name = "--".join(slug(part) for part in (case.protocol, case.panel, case.line))
-        write_atomically(folder / "configs" / f"{name}.toml", to_toml(sections).encode())
+    for name, text in configurations(plan, chosen).items():
+        write_atomically(folder / "configs" / name, text.encode())
     found = claims.findings(plan.experiment.claims, measured, lambda figure: measures_of(out, figure, plan.scale))
     text = verdict.write(plan, grids, chosen, measured, found, command)
     write_atomically(folder / "verdict.md", text.encode())
     return Report(folder, text)
+
+
+def configurations(plan: Plan, chosen: Mapping[Case, Hyper]) -> dict[str, str]:
+    """Return a file for every line, with the configuration of its first seed, wherever its data are."""
+    files = {}
+    for case, hyper in chosen.items():
+        sections = resolved(plan.final(case, hyper, plan.seeds[0]))
+        sections["data"].pop("data_dir", None)
+        name = "--".join(slug(part) for part in (case.protocol, case.panel, case.line))
+        files[f"{name}.toml"] = to_toml(sections)
+    return files
 
 
 def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
