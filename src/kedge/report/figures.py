@@ -48,7 +48,7 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[P
     if metric == "test_loss":
         left.set_yscale("log")
     for axes in (left, right):
-        _tidy(axes)
+        tidy(axes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
     seeds = len({record.seed for record in records})
@@ -72,7 +72,7 @@ def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Pa
     axes.set_yticks(range(labels))
     axes.set_xlim(-0.7, len(shown) - 0.3)
     axes.set_title(f"{title} (the largest dot: {shown.max()} samples)", fontsize=11)
-    _tidy(axes)
+    tidy(axes)
     return _save(figure, path)
 
 
@@ -82,7 +82,8 @@ def files_of(path: Path) -> list[Path]:
     return [path.with_name(stem + ending) for ending in (".png", ".svg")]
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """Take away what carries no information."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
 

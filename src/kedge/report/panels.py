@@ -1,7 +1,7 @@
 """A table of small diagrams that share their lines: each a PNG and a PDF."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from kedge.report.figures import COLOURS, STYLES, save_figure
+from kedge.report.figures import COLOURS, STYLES, save_figure, tidy
 
 FORMATS = ("png", "pdf")
 
@@ -67,6 +67,34 @@ def draw_views(
         [handles[name] for name in order], order, loc="outside right center", ncols=legend_columns, frameon=False,
         fontsize=9,
     )  # fmt: skip
+    return _finish(figure, path, title, note, formats)
+
+
+def draw_rankings(
+    rankings: Mapping[str, Mapping[str, Sequence[float]]],
+    path: Path,
+    title: str,
+    note: str,
+    value: str,
+    formats: Sequence[str] = FORMATS,
+) -> list[Path]:
+    """Draw, for each heading, the values of every label as dots with their mean, the largest mean on top."""
+    lines = max(len(ranking) for ranking in rankings.values())
+    figure = Figure(figsize=(6.5 * len(rankings), 1.8 + 0.24 * lines), layout="constrained")
+    table = figure.subplots(1, len(rankings), squeeze=False)[0]
+    for axes, (heading, ranking) in zip(table, rankings.items(), strict=True):
+        order = sorted(ranking, key=lambda label: np.mean(ranking[label]))
+        for place, label in enumerate(order):
+            axes.plot(ranking[label], [place] * len(ranking[label]), "o", color=COLOURS[0], markersize=4, alpha=0.6)
+            axes.plot(np.mean(ranking[label]), place, "|", color=COLOURS[3], markersize=11, markeredgewidth=2)
+        axes.set_yticks(range(len(order)), order, fontsize=8)
+        axes.set_title(heading, fontsize=10)
+        axes.set_xlabel(value, fontsize=9)
+        tidy(axes)
+    return _finish(figure, path, title, note, formats)
+
+
+def _finish(figure: Figure, path: Path, title: str, note: str, formats: Sequence[str]) -> list[Path]:
     figure.suptitle(title, fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
@@ -104,8 +132,7 @@ def _draw(axes: Axes, view: View, labels: list[str]) -> None:
     heights = [value for line in view.series for run in line.runs for value in run[1] if math.isfinite(value)]
     if view.log_y and heights and min(heights) > 0 and max(heights) > 10 * min(heights):
         axes.set_yscale("log")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
+    tidy(axes)
 
 
 def _note(axes: Axes, view: View, line: Series) -> None:

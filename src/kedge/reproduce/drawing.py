@@ -4,7 +4,8 @@ import math
 import textwrap
 from pathlib import Path
 
-from kedge.report.panels import FORMATS, Series, View, draw_views
+from kedge.report.figures import COLOURS
+from kedge.report.panels import FORMATS, Series, View, draw_rankings, draw_views
 from kedge.reproduce.plan import PROTOCOLS, Plan
 from kedge.reproduce.results import Curve, Measure, megabytes
 
@@ -12,25 +13,42 @@ from kedge.reproduce.results import Curve, Measure, megabytes
 def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path) -> None:
     """Write figure.png and .pdf, and budgets.png and .pdf; at the smoke scale, which is in a hurry, no .pdf."""
     formats = FORMATS[:1] if plan.scale == "smoke" else FORMATS
-    experiment, lines = plan.experiment, list(plan.experiment.all_lines())
-    panels = list(experiment.panels_at(plan.scale))
-    if experiment.sweep:
-        rows = [[_sweep(plan, measured, protocol, metric) for metric in ("accuracy", "loss")]
-                for protocol in plan.protocols]  # fmt: skip
-    else:
-        metrics = ["test_accuracy", *(["test_loss"] if experiment.loss else [])]
-        rows = [[_over(curves, panel, protocol, "round", metric) for panel in panels]
-                for metric in metrics for protocol in plan.protocols]  # fmt: skip
-        if len(panels) == 1:
-            rows = [[row[0] for row in rows]]
+    experiment = plan.experiment
     heading = f"{plan.title} ({experiment.figure}), {plan.scale} scale"
-    bands = "" if len(lines) > 8 else "; bands: smallest to largest"
-    seeds = f"mean over {len(plan.seeds)} seeds{bands}" if len(plan.seeds) > 1 else "one seed"
-    note = f"Lines: {seeds}. Reduced: {plan.size.reduced}."
-    draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
+    many, count = len(experiment.all_lines()) > len(COLOURS), len(plan.seeds)
+    reduced = f"Reduced: {plan.size.reduced}."
+    seeds = f"mean over {count} seeds{'' if many else '; bands: smallest to largest'}" if count > 1 else "one seed"
+    note = f"Lines: {seeds}. {reduced}"
+    if many:
+        ranks = textwrap.fill(f"Dots: seeds; strokes: their mean. {reduced}", 90)
+        draw_rankings(_rankings(measured), folder / "figure", heading, ranks, "test accuracy at the end", formats)
+    else:
+        rows = _rows(plan, curves, measured)
+        draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
     budgets = [[_over(curves, panel, "tuned", key, "test_accuracy") for key in ("gradients", "megabytes")]
-               for panel in panels]  # fmt: skip
+               for panel in experiment.panels_at(plan.scale)]  # fmt: skip
     draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", textwrap.fill(note, 150), formats)
+
+
+def _rows(plan: Plan, curves: list[Curve], measured: list[Measure]) -> list[list[View]]:
+    """Return the diagrams of an experiment: of a sweep its ends, else the curves of every panel and protocol."""
+    experiment, panels = plan.experiment, list(plan.experiment.panels_at(plan.scale))
+    if experiment.sweep:
+        return [[_sweep(plan, measured, protocol, metric) for metric in ("accuracy", "loss")]
+                for protocol in plan.protocols]  # fmt: skip
+    metrics = ["test_accuracy", *(["test_loss"] if experiment.loss else [])]
+    rows = [[_over(curves, panel, protocol, "round", metric) for panel in panels]
+            for metric in metrics for protocol in plan.protocols]  # fmt: skip
+    return [[row[0] for row in rows]] if len(panels) == 1 else rows
+
+
+def _rankings(measured: list[Measure]) -> dict[str, dict[str, list[float]]]:
+    """Return the accuracies at the end by panel and protocol, and by line."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in measured:
+        values = found.setdefault(f"{row.panel}: {PROTOCOLS[row.protocol]}", {}).setdefault(row.line, [])
+        values.append(row.accuracy)
+    return found
 
 
 def _over(curves: list[Curve], panel: str, protocol: str, key: str, metric: str) -> View:
