@@ -16,7 +16,7 @@ ALLOWED = {
     "algorithms": CORE,
     "simulator": CORE | {"files", "problem"},
     "runs": CORE | {"files", "problem", "simulator", "algorithms"},
-    "report": CORE | {"algorithms"},
+    "report": CORE | {"files", "algorithms"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
     "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
