@@ -75,6 +75,7 @@ def test_over_all_protocols_a_claim_is_reproduced_or_not():
     assert said(better + worse + equal, ("b", "a")) == "only with one effective rate for all"
     assert said(better + worse, ("a", "b"), ("b", "a")) == "of 2 comparisons 1 as claimed, 1 the opposite"
     assert said(rows("a", [0.5, 0.6, 0.9]) + worse, ("a", "b")) == "in every seed, but not significant"
+    assert said(rows("a", [0.1, 0.6, 0.9]) + worse, ("a", "b")) == "open: the seeds disagree"
     assert said(better, ("a", "b")) == "not judged"
 
 

@@ -137,7 +137,9 @@ def overall(found: Iterable[Finding]) -> str:
         return "reproduced" if "clear" in words else "in every seed, but not significant"
     if whole:
         return f"only with {PROTOCOLS[whole[0]]}"
-    return _counted(words) if any(finding.holding for finding in judged) else "not reproduced"
+    if any(finding.holding for finding in judged):
+        return _counted(words)
+    return "not reproduced" if "reversed" in words else "open: the seeds disagree"
 
 
 def _finding(claim: Claim, protocol: str, own: list[Measure], look: Look) -> Finding:
