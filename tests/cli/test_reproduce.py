@@ -101,3 +101,8 @@ def test_figures_that_others_are_compared_with_come_first(capsys, monkeypatch):
 
 def _no_network(*args, **kwargs):
     raise OSError("no network")
+
+
+def test_a_figure_without_a_scale_says_which_it_has(capsys):
+    assert execute(["reproduce", "mlp-full", "--scale", "overnight"]) == 2
+    assert "mlp-full has no scale overnight, but smoke, laptop, paper" in capsys.readouterr().err

@@ -8,8 +8,8 @@ import pytest
 import kedge
 from kedge.errors import UsageError
 from kedge.reproduce.estimate import estimate
-from kedge.reproduce.experiment import SCALES, load, names, read
-from kedge.reproduce.plan import Case, Hyper, Plan, between
+from kedge.reproduce.experiment import load, names, read
+from kedge.reproduce.plan import Case, Hyper, Plan, between, beyond
 
 ROOT = Path(__file__).parents[2]
 FIGURES = names()
@@ -19,8 +19,7 @@ def plan(name, scale="laptop"):
     return Plan(load(name), scale)
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(("name", "scale"), [(name, scale) for name in FIGURES for scale in load(name).scales])
 def test_every_configuration_passes_the_checks(name, scale):
     made = plan(name, scale)
     jobs = made.tuning_jobs(made.grids())
@@ -145,3 +144,18 @@ def test_places_that_claims_compare_with_are_there():
 def test_an_unknown_figure_is_one_sentence():
     with pytest.raises(UsageError, match="figure 'mnist-may' does not exist; did you mean 'mnist-many'"):
         load("mnist-may")
+
+
+def test_a_best_rate_at_an_end_of_the_grid_is_tried_beyond_it():
+    grid = [Hyper(eta, 0.1) for eta in (0.03, 0.1, 0.3)]
+    assert beyond(grid[1], grid) == []
+    assert beyond(grid[0], grid) == [Hyper(0.009, 0.1)]
+    assert beyond(grid[2], grid) == [Hyper(0.9, 0.1)]
+    assert beyond(grid[0], grid[:1]) == []
+
+
+def test_one_panel_may_be_searched_for_all():
+    made = plan("resnet-mild", "overnight")
+    assert {case.panel for case in made.grids()} == {"all 10 clients"}
+    assert {case.panel for case in made.cases()} == set(made.experiment.panels)
+    assert all(made.searched(case) in made.grids() for case in made.cases())

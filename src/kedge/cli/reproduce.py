@@ -28,7 +28,9 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(metavar="[FIGURE]", help="A figure, or 'all'.", show_default=False)
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (all in a few hours) or paper.")] = "smoke",
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), laptop (all in a few hours), overnight (ResNet-18, a night) or paper.")
+    ] = "smoke",
     out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = RESULTS,
     workers: Annotated[
         int | None, typer.Option(help="Runs at once; changes no result. Default: one a core.", show_default=False)
@@ -52,7 +54,10 @@ def reproduce(
         raise UsageError(f"out is {out}, but that is not a directory")
     if name is None:
         raise UsageError("no figure is named; `kedge reproduce --list` shows them")
-    plans = [Plan(load(chosen), scale, device, data_dir) for chosen in (names() if name == "all" else [name])]
+    experiments = [load(chosen) for chosen in (names() if name == "all" else [name])]
+    plans = [Plan(chosen, scale, device, data_dir) for chosen in experiments if scale in chosen.scales]
+    if not plans:
+        raise UsageError(f"{name} has no scale {scale}, but {', '.join(experiments[0].scales)}")
     if len(plans) > 1:  # the cheapest first, after those that its claims are about
         plans.sort(key=lambda plan: (bool(plan.experiment.needs()), estimate(plan).seconds))
     given = "".join(

@@ -13,7 +13,7 @@ from kedge.errors import UsageError
 from kedge.files import make_directory, write_atomically, write_csv
 from kedge.problem import load_dataset
 from kedge.reproduce import claims, results, verdict
-from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Grids, Hyper, Plan, between, name_of, slug
+from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Grids, Hyper, Plan, between, beyond, name_of, slug
 from kedge.reproduce.results import Curve, Measure
 from kedge.runs.batch import Event, Outcome, run_batch
 from kedge.runs.config import Config, resolved
@@ -54,6 +54,10 @@ def conduct(
 
     grids = plan.grids()
     searched = batch("grid", plan.tuning_jobs(grids))
+    for _ in range(plan.size.tuning.extend):
+        further = {case: beyond(best(plan, case, grid, searched), grid) for case, grid in grids.items()}
+        searched |= batch("wider grid", plan.tuning_jobs(further))
+        grids = {case: grid + further[case] for case, grid in grids.items()}
     if plan.size.tuning.refine:
         finer = {case: between(best(plan, case, grid, searched), grid) for case, grid in grids.items()}
         searched |= batch("finer grid", plan.tuning_jobs(finer))
@@ -110,8 +114,9 @@ def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
 def choose(plan: Plan, grids: Grids, searched: Mapping[str, Outcome]) -> dict[Case, Hyper]:
     """Return the pair of every case: the best of its grid on held-out samples, or that of the common rate."""
     return {
-        case: best(plan, case, grids[case], searched) if case.protocol == "tuned" else plan.equal(case)
+        case: best(plan, own, grids[own], searched) if case.protocol == "tuned" else plan.equal(case)
         for case in plan.cases()
+        for own in [plan.searched(case)]
     }
 
 

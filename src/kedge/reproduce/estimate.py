@@ -64,9 +64,10 @@ def cost_table() -> list[list[str]]:
     rows, total = [], dict.fromkeys(SCALES, Estimate(0, 0.0))
     for name in names():
         experiment = load(name)
-        costs = {scale: estimate(Plan(experiment, scale)) for scale in SCALES}
-        total = {scale: total[scale] + costs[scale] for scale in SCALES}
-        rows.append([name, experiment.figure, experiment.shows, *(costs[scale].on(2) for scale in SCALES)])
+        costs = {scale: estimate(Plan(experiment, scale)) for scale in SCALES if scale in experiment.scales}
+        total |= {scale: total[scale] + cost for scale, cost in costs.items()}
+        shown = [costs[scale].on(2) if scale in costs else "-" for scale in SCALES]
+        rows.append([name, experiment.figure, experiment.shows, *shown])
     return [*rows, ["all", "", "", *(total[scale].on(2) for scale in SCALES)]]
 
 

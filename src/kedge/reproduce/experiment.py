@@ -25,8 +25,8 @@ def _dotted(sections: Any) -> Any:
 Changes = Annotated[dict[str, Any], BeforeValidator(_dotted)]
 """Dotted keys of a configuration and their values."""
 
-SCALES = ("smoke", "laptop", "paper")
-"""Seconds on built-in data; two cores and an evening for all; the paper's own size."""
+SCALES = ("smoke", "laptop", "overnight", "paper")
+"""Seconds on built-in data; an evening of two cores; a night of them, for ResNet-18; the paper's own size."""
 
 BEYOND = "beyond the paper"
 """The figure of an experiment that the paper does not have."""
@@ -70,6 +70,9 @@ class Tuning(_Part):
     rounds: float = 1.0  # as a share of the final runs'
     holdout: float = 0.1
     refine: bool = False  # then try the rates halfway to the neighbours of the best, too
+    extend: int = 0  # how often to try one more rate beyond the best where that is the grid's first or last
+    panel: str | None = None  # the one panel that is searched, for all of them; None: each searches its own
+    points: int = 5  # evaluations of a run
 
 
 class Scale(_Part):
@@ -84,6 +87,7 @@ class Scale(_Part):
     eta: list[float] | None = None
     beta: list[float] | None = None
     equal_eta: float | None = None
+    protocols: list[Literal["tuned", "equal"]] | None = None  # None: all that the experiment has
     tuning: Tuning = Tuning()
 
 
@@ -158,7 +162,7 @@ def _check_names(experiment: Experiment) -> None:
     used = [name for claim in experiment.claims for name in claim.panels or []]
     used += [place for claim in experiment.claims if (place := claim.more_than_in) and ": " not in place]
     for scale in experiment.scales.values():
-        used += [*scale.panels, *(scale.only or [])]
+        used += [*scale.panels, *(scale.only or []), *filter(None, [scale.tuning.panel])]
     for name in experiment.needs():
         if name not in names():
             raise unknown(f"figure in a claim of {experiment.name}", name, names())

@@ -64,7 +64,8 @@ class Plan:
     @property
     def protocols(self) -> list[str]:
         """How rates are chosen, in the order in which it is shown."""
-        return ["tuned"] if self.experiment.equal is None else ["tuned", "equal"]
+        all_of_them = ["tuned"] if self.experiment.equal is None else ["tuned", "equal"]
+        return [name for name in all_of_them if self.size.protocols is None or name in self.size.protocols]
 
     def cases(self) -> Iterator[Case]:
         """All that is drawn."""
@@ -83,7 +84,11 @@ class Plan:
         """Return the configuration of a run of the grid: shorter perhaps, and judged by held-out training samples."""
         raw = self._raw(case.panel, case.line, hyper, seed)
         rounds = max(1, round(check(raw).run.rounds * self.size.tuning.rounds))
-        changes = {"run.rounds": rounds, "run.eval_every": max(1, rounds // 5), "data.test_samples": None}
+        changes = {
+            "run.rounds": rounds,
+            "run.eval_every": max(1, rounds // self.size.tuning.points),
+            "data.test_samples": None,
+        }
         return check(merged(raw, [*changes.items(), ("data.holdout", self.size.tuning.holdout)]))
 
     def grid(self, case: Case) -> list[Hyper]:
@@ -121,7 +126,13 @@ class Plan:
 
     def grids(self) -> Grids:
         """Return the grids that are searched."""
-        return {case: self.grid(case) for case in self.cases() if case.protocol == "tuned"}
+        return {
+            case: self.grid(case) for case in self.cases() if case.protocol == "tuned" and case == self.searched(case)
+        }
+
+    def searched(self, case: Case) -> Case:
+        """Return the case whose search a case relies on: its own, unless one panel is searched for all."""
+        return case._replace(panel=self.size.tuning.panel or case.panel)
 
     def tuning_jobs(self, grids: Grids) -> dict[str, Config]:
         """Return the runs of grids by name."""
@@ -171,6 +182,15 @@ class Plan:
         """Return the beta that the experiment fixes; None if it is free, or there is none."""
         fixed = self._settings(case.panel, case.line)["algorithm"].get("beta")
         return None if fixed is None or "beta" not in self._fields(case) else float(fixed)
+
+
+def beyond(best: Hyper, grid: list[Hyper]) -> list[Hyper]:
+    """Return the best pair with the next rate outside the grid, in ratio, if its own is the first or the last one."""
+    etas = sorted({pair.eta for pair in grid if pair.beta == best.beta})
+    if len(etas) < 2 or best.eta not in (etas[0], etas[-1]):
+        return []
+    eta = etas[0] ** 2 / etas[1] if best.eta == etas[0] else etas[-1] ** 2 / etas[-2]
+    return [best._replace(eta=float(f"{eta:.2g}"))]
 
 
 def between(best: Hyper, grid: list[Hyper]) -> list[Hyper]:
