@@ -12,8 +12,8 @@ import torch
 
 import kedge
 from kedge.exchange import Effort, Needs, Round
+from kedge.keyed import sample_cohort
 from kedge.local_steps import local_steps
-from kedge.problem.keyed import sample_cohort
 
 ETA, STEPS, ROUNDS = 0.05, 10, 800
 

@@ -35,8 +35,8 @@ def play(workload: str, rounds: int, threads: int) -> dict[str, float]:
     work = WORKLOADS[workload]
     settings = Settings(cohort=work.cohort, local_steps=work.steps, batch_size=work.batch)
     run = Simulation(work.build(), work.federation(), ALGORITHMS["scaffold-m"], settings, threads=threads)
-    busy = [0.0] * len(run._cohorts.pool.engines)
-    for number, engine in enumerate(run._cohorts.pool.engines):
+    busy = [0.0] * len(run._crew.pool.engines)
+    for number, engine in enumerate(run._crew.pool.engines):
         inner = engine.run
 
         def timed(job, number=number, inner=inner):

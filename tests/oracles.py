@@ -1,7 +1,7 @@
 """The gradients of a federation for the literal loops: plain numpy, drawn by the library's documented keys."""
 
 import kedge
-from kedge.problem.keyed import draw_minibatches
+from kedge.keyed import draw_minibatches
 
 
 class QuadraticOracle:
@@ -21,3 +21,12 @@ class QuadraticOracle:
             return self.full(i, x)
         (rows,) = draw_minibatches(self.seed, r, e, [i], [len(self.noise[i])], [j + 1], self.batch_size)
         return self.full(i, x) + self.noise[i][rows[j]].mean(0)
+
+
+def saved(run):
+    """Return all that a run is at this moment, as flat named tensors."""
+    rows = {}
+    for some in run.client_rows(changed=False):
+        for at, client in enumerate(some["clients"].tolist()):
+            rows |= {f"{name}.{client}": some[name][at] for name in some if name != "clients"}
+    return run.server_state() | rows

@@ -41,7 +41,7 @@ def results(directory: Path) -> dict[str, torch.Tensor]:
         kedge.simulate(module, data, algorithm(case), 2, **run)
         result = kedge.simulate(module, data, algorithm(case), 4, resume=True, **run)
         found |= {f"{name}.{field}": vector for field, vector in result.server.items()}
-        found[f"{name}.buffers"] = result.simulation.buffers
+        found[f"{name}.buffers"] = result.simulation.moment.buffers
         rows = [[row[key] for key in row if key != "seconds"] for row in result.history]
         found[f"{name}.history"] = torch.tensor(rows, dtype=torch.float64)
     return found

@@ -8,11 +8,14 @@ import pytest
 import kedge
 
 ROOT = Path(kedge.__file__).parent
-CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "cost"}
+SMALL = {"errors", "checks", "keyed"}
+CORE = {"direction", "exchange", "algorithm", "local_steps", "cost", "round", "questions"} | SMALL
 ALLOWED = {
     "errors": set(),
+    "checks": {"errors"},
+    "keyed": set(),
     "files": {"errors"},
-    "problem": {"errors"},
+    "problem": SMALL,
     "algorithms": CORE,
     "simulator": CORE | {"files", "problem"},
     "runs": CORE | {"files", "problem", "simulator", "algorithms"},
@@ -20,7 +23,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
     "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
-} | {name: CORE - {name} for name in CORE - {"errors"}}
+} | {name: CORE - {name} for name in CORE - SMALL}
 
 
 def imported(file: Path) -> set[str]:

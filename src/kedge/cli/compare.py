@@ -11,12 +11,12 @@ import typer
 from rich.table import Table
 
 from kedge.algorithms import ALGORITHMS, ALIASES, find_algorithm
+from kedge.checks import whole
 from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError
 from kedge.files import write_csv
-from kedge.problem.checks import whole
 from kedge.report.comparison import Record, Summary, default_target, summarise
 from kedge.runs.batch import Event, Outcome, rehearse, run_batch
 from kedge.runs.config import Config, check, division

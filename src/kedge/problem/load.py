@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.checks import real, whole, whole_seed
 from kedge.errors import UsageError
-from kedge.problem.checks import real, whole, whole_seed
+from kedge.keyed import HOLDOUT, SUBSET, keyed
 from kedge.problem.datasets import load_dataset
 from kedge.problem.federation import Federation
-from kedge.problem.keyed import HOLDOUT, SUBSET, keyed
 from kedge.problem.partition import split
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from kedge.checks import check_options, real, whole, whole_seed
 from kedge.errors import UsageError, unknown
-from kedge.problem.checks import check_options, real, whole, whole_seed
 
 Shape = tuple[int, ...]
 

@@ -14,8 +14,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from kedge.checks import real, whole, whole_seed
 from kedge.errors import unknown
-from kedge.problem.checks import real, whole, whole_seed
 from kedge.problem.federation import Federation
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
+from kedge.checks import whole
 from kedge.errors import RunWarning, UsageError
 from kedge.files import WriteError, locked, make_directory
-from kedge.problem.checks import whole
 from kedge.runs.config import (
     Config,
     Problem,

@@ -14,16 +14,17 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import find_algorithm
+from kedge.checks import byte_size, whole
 from kedge.errors import UsageError, unknown
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options, quadratics
-from kedge.problem.checks import byte_size, whole
 from kedge.problem.partition import WITH_ALPHA
+from kedge.round import Weights
 from kedge.runs.launch import own_device
 from kedge.runs.schedule import Interval
 from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
 from kedge.simulator import Settings
 from kedge.simulator.engines import Loss
-from kedge.simulator.simulation import Weights, usable_device
+from kedge.simulator.simulation import usable_device
 
 QUADRATICS = "quadratics"
 """The problem that has no data."""

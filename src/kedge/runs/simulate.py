@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
+from kedge.checks import byte_size, whole
 from kedge.errors import UsageError
 from kedge.problem import Federation
-from kedge.problem.checks import byte_size, whole
+from kedge.round import Weights
 from kedge.runs.directory import Row, RunDirectory
 from kedge.runs.recording import Recording
 from kedge.runs.schedule import Interval
@@ -21,7 +22,6 @@ from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.ranks import Ranks
-from kedge.simulator.simulation import Weights
 
 STATE_MEMORY = "4GB"
 """The clients' state to keep in memory, unless told otherwise."""
@@ -46,11 +46,7 @@ class Result:
 
     def client(self, number: int) -> dict[str, Tensor]:
         """Return a client's own vectors by name."""
-        if not 0 <= number < len(self.simulation.federation):
-            raise UsageError(f"client {number} does not exist; there are {len(self.simulation.federation)}")
-        if not self.simulation.owns(number):
-            raise UsageError(f"client {number} is not in this process: each has the clients of its own shards")
-        return dict(self.simulation.clients[number]._asdict())
+        return self.simulation.client(number)
 
 
 class DivergedError(RuntimeError):
@@ -145,8 +141,7 @@ def simulate(
     record = Recording(run, directory, interval)
 
     def result() -> Result:
-        final = run.flat.exported(run.server.x, run.buffers)
-        return Result(final, record.history, run.cohorts, dict(run.server._asdict()), run)
+        return Result(run.model, record.history, list(run.cohorts), run.server, run)
 
     def measured() -> Row | None:
         return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.ranks.leads else None
@@ -181,21 +176,19 @@ def simulate(
 
 def _measure(run: Simulation, eval_clients: bool) -> Row:
     module = run.flat.module
-    run.flat.bind(run.server.x)
-    run.flat.buffers.copy_(run.buffers)
+    moment = run.moment
+    run.flat.bind(moment.state.x)
+    run.flat.buffers.copy_(moment.buffers)
     row: Row = {"round": run.round}
     if run.federation.test is not None:
         row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *run.federation.test).items()}
     if eval_clients:
         row |= evaluate_clients(module, run.loss, run.federation)
-    counters = run.counters
-    return row | {
-        "bytes_down": counters.bytes_down, "bytes_up": counters.bytes_up, "gradients": counters.gradients,
-    }  # fmt: skip
+    return row | {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
 
 
 def _finite(run: Simulation, row: Row | None) -> bool:
-    values = torch.tensor([run.server.x.sum(), (row or {}).get("test_loss", 0.0)])
+    values = torch.tensor([run.server["x"].sum(), (row or {}).get("test_loss", 0.0)])
     return bool(torch.isfinite(values).all())
 
 

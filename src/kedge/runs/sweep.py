@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kedge.checks import whole
 from kedge.errors import UsageError
 from kedge.files import make_directory, write_atomically
-from kedge.problem.checks import whole
 from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
 from kedge.runs.config import QUADRATICS, Config, absolute_place, check, eval_every, load_toml, merged
 from kedge.runs.directory import to_toml

@@ -25,14 +25,14 @@ def fingerprint(run: Simulation) -> dict[str, Any]:
     test = () if federation.test is None else federation.test
     return {
         "algorithm": repr(run.algorithm),
-        "server state": ", ".join(run.server._fields),
+        "server state": ", ".join(type(run.moment.state)._fields),
         "client state": ", ".join(run.clients[0]._fields),
         **{name.replace("_", " "): value for name, value in asdict(run.settings).items()},
         "loss": _said(run.loss),
         "dtype": str(run.flat.initial.dtype),
         "parameters": run.flat.initial.numel(),
-        "model": f"{type(run.model).__name__} {_short(repr(run.model).encode())}",
-        "initial parameters": checksum(*_tensors(run.model)),
+        "model": f"{type(run.initial_model).__name__} {_short(repr(run.initial_model).encode())}",
+        "initial parameters": checksum(*_tensors(run.initial_model)),
         "clients": len(federation),
         "samples": checksum(*_places(federation), federation.labels, _some(federation.features)),
         "test samples": checksum(*(part for tensor in test for part in (torch.tensor(len(tensor)), _some(tensor)))),

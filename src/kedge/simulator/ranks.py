@@ -7,13 +7,14 @@ files.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kedge.errors import LostProcessError
-from kedge.simulator.shards import Node, Values, halves, is_leaf
+from kedge.simulator.shards import Node, Values, within
 
 Rows = dict[str, Tensor]
 """Rows of client state: the numbers of the `clients`, and a row of every field for each."""
@@ -54,16 +55,8 @@ class Ranks:
 
     def branches(self, shards: int) -> list[list[Node]]:
         """Return, for each rank, the largest branches of the tree of shards that are all its own, in their order."""
-
-        def own(node: Node, rank: int) -> list[Node]:
-            first, last = self.owner(node[0], shards), self.owner(node[1] - 1, shards)
-            if first == last == rank:
-                return [node]
-            if is_leaf(node) or not first <= rank <= last:
-                return []
-            return [branch for half in halves(node) for branch in own(half, rank)]
-
-        return [own((0, shards), rank) for rank in range(self.count)]
+        ends = [-(-shards * rank // self.count) for rank in range(self.count + 1)]
+        return [within((0, shards), first, end) for first, end in pairwise(ends)]
 
     def gather(
         self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kedge.checks import check_options, whole_seed
 from kedge.errors import unknown
-from kedge.problem.checks import check_options, whole_seed
 from kedge.problem.datasets import cifar, digits, mnist, synthetic
 from kedge.problem.datasets.base import DataSet, Progress, Source
 

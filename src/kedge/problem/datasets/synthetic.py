@@ -9,7 +9,7 @@ here at most 1000.
 import numpy as np
 import torch
 
-from kedge.problem.checks import real, whole
+from kedge.checks import real, whole
 from kedge.problem.datasets.base import DataSet, Source
 
 _FEATURES, _CLASSES = 60, 10

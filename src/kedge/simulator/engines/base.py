@@ -1,52 +1,27 @@
 """What an engine is: something that runs the local steps of clients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.direction import Direction, Vector
-from kedge.exchange import Local, Needs
+from kedge.round import Done
+from kedge.round import Work as Job
+
+__all__ = ["Done", "Engine", "Job", "Loss", "compute_threads"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Job:
-    """The local steps of a group of clients in one exchange; vectors are (clients, d)."""
-
-    rule: Direction
-    start: Vector
-    buffers: Tensor  # the server's
-    eta: float
-    clients: Sequence[int]
-    steps: int
-    batches: NDArray[np.int64] | None  # client i, step k: the samples batches[i, k]; None: all of the client's
-    seeds: NDArray[np.int64] | None  # of the dropout masks of client i, step k; None: the model draws nothing
-    needs: Needs
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a job leaves."""
-
-    local: Local
-    buffers: Tensor  # of a group of one
-    gradients: int  # how often each client took a gradient
-
-
 class Engine(Protocol):
-    """Runs jobs, one at a time; a worker has an engine of its own."""
+    """Runs the local steps of groups of clients, one group at a time; a worker has an engine of its own."""
 
     name: str
 
     def group(self, batch_size: int | None) -> int:
-        """Return how many clients a job with minibatches of this size may hold; None: all of a client's samples."""
+        """Return how many clients a group with minibatches of this size may have; None: all of a client's samples."""
         ...
 
     def run(self, job: Job) -> Done:
