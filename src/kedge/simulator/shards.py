@@ -17,10 +17,10 @@ Values = Sequence[Tensor]
 
 
 class Sums:
-    """Adds up replies that come in the order of the clients. Finished branches are joined at once, to free memory."""
+    """Adds up the replies of some branches, in the order of the clients. What is finished is joined, to free memory."""
 
-    def __init__(self, shards: int) -> None:
-        self._tree = (0, shards)
+    def __init__(self, branches: Sequence[Node]) -> None:
+        self._branches = branches
         self._parts: dict[Node, Values] = {}
         self._shard = 0
         self._sum: list[Tensor] | None = None
@@ -38,11 +38,10 @@ class Sums:
         else:
             self._sum, self._own = _added(self._sum, values), True
 
-    def of(self, nodes: Sequence[Node]) -> dict[Node, Values]:
-        """Return the sums of these branches, which together hold all that was added; empty ones are left out."""
-        self._finish(self._tree[1])
-        sums = ((node, completed(node, self._parts)) for node in nodes)
-        return {node: values for node, values in sums if values is not None}
+    def finished(self) -> dict[Node, Values]:
+        """Return the sums of the branches; empty ones are left out."""
+        self._finish(max((end for _, end in self._branches), default=0))
+        return self._parts
 
     def _finish(self, shard: int) -> None:
         """Take all shards before this one as complete."""
@@ -50,7 +49,8 @@ class Sums:
             self._parts[self._shard, self._shard + 1] = self._sum
             self._sum = None
         self._shard = shard
-        parts = {node: completed(node, self._parts) for node in within(self._tree, 0, shard)}
+        nodes = (node for branch in self._branches for node in within(branch, 0, shard))
+        parts = {node: completed(node, self._parts) for node in nodes}
         self._parts = {node: values for node, values in parts.items() if values is not None}
 
 

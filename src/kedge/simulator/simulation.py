@@ -189,19 +189,19 @@ class Simulation:
 
     def _gathered(self, question: Question, heard: list[int], *, commit: bool = False, weighted: bool = True) -> Total:
         """Return the sum of the replies of the clients that are heard, to which every process adds its own."""
-        needs, sums = self._rounds.form(question.exchange).needs, Sums(self.settings.shards)
+        active = {self._shard(client) for client in heard}
+        branches = [
+            [node for node in own if not active.isdisjoint(range(*node))]
+            for own in self.ranks.branches(self.settings.shards)
+        ]
+        needs, sums = self._rounds.form(question.exchange).needs, Sums(branches[self.ranks.rank])
         mine = [client for client in heard if self.owns(client)]
         for reply in self._crew.replies(question, needs, mine, self.clients.__getitem__):
             if commit:
                 self.clients[reply.client] = reply.state
             weight = self._rounds.weight(question.exchange, reply.client) if weighted else 1.0
             sums.add(self._shard(reply.client), self._rounds.summands(question, reply, weight))
-        active = {self._shard(client) for client in heard}
-        branches = [
-            [node for node in own if not active.isdisjoint(range(*node))]
-            for own in self.ranks.branches(self.settings.shards)
-        ]
-        parts = sums.of(branches[self.ranks.rank])
+        parts = sums.finished()
         if self.ranks.count > 1:
             parts = self.ranks.gather(parts, branches, self._rounds.layout(question, self.moment.state.x))
         total = completed((0, self.settings.shards), parts)
