@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import kedge
-from kedge.runs.launch import joined
+from kedge.runs.joining import joined
 from tests.cases import CASES
 from tests.simulator.test_simulation import model, small
 from tests.test_contract import algorithm, cohorts_of, named
