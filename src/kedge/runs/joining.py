@@ -120,6 +120,10 @@ def _met(here: Place, stall_timeout: float, say: Callable[[str], None]) -> Itera
         f"process {here.rank} of {here.world} did not meet the others at {address}:{port} within {limit:g} s; "
         "without a launcher such as torchrun, unset RANK"
     )
+    try:
+        socket.getaddrinfo(address, port)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"MASTER_ADDR is {address!r}, but there is no such host; {ADVICE}") from error
     hosts = here.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not hosts and not _reachable(address, port, limit):  # asked here, because torch would say so in twenty lines
         raise unmet

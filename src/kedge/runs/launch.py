@@ -114,10 +114,9 @@ def _started(arguments: Sequence[str], workers: int) -> Iterator[list[_Process]]
     processes: list[_Process] = []
     sockets: list[socket.socket] = []
     _allow_files(workers * (workers + 1) + FILES)
+    # They import what this process does.
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(
-            str(Path(path).absolute()) for path in sys.path
-        ),  # they import what this one does
+        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // workers))),
         "WORLD_SIZE": str(workers),
     }

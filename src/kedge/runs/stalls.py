@@ -7,7 +7,7 @@ STALL_TIMEOUT = 300.0
 """Seconds after which a process that does not answer counts as lost, unless told otherwise."""
 
 QUIET = 20.0
-"""Seconds after which its silence is said."""
+"""Seconds after which its silence is said, or after half the timeout."""
 
 STEP = 5.0
 """No more seconds than these count between two looks: while this process was stopped too, nobody could be heard."""
@@ -36,7 +36,7 @@ class Silence:
 
     def quiet(self) -> list[int]:
         """Return who has been silent long enough to be said."""
-        return [rank for rank, seconds in enumerate(self._seconds) if seconds >= min(QUIET, self._timeout)]
+        return [rank for rank, seconds in enumerate(self._seconds) if seconds >= min(QUIET, self._timeout / 2)]
 
     def look(self) -> int | None:
         """Let time pass, say who is silent, and return a process that has been so for too long."""

@@ -23,6 +23,9 @@ Rows = dict[str, Tensor]
 ALIGNMENT = 16
 """Bytes: where a tensor begins in a message."""
 
+ABSENT = ...
+"""Stands for a fact that a rank does not have."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -65,10 +68,10 @@ class Ranks:
         first, *others = (json.loads(bytes(row.tolist())) for row in self._all(padded))
         for rank, other in enumerate(others, 1):
             for key in [*first, *other]:
-                if first.get(key) != other.get(key):
+                if first.get(key, ABSENT) != other.get(key, ABSENT):
                     raise UnlikeError(
-                        f"the processes of this run differ: {key} is {first.get(key)!r} for process 0, "
-                        f"but {other.get(key)!r} for process {rank}"
+                        f"the processes of this run differ: {key} is {first.get(key, ABSENT)!r} for process 0, "
+                        f"but {other.get(key, ABSENT)!r} for process {rank}"
                     )
 
     def _all(self, tensor: Tensor) -> Tensor:
