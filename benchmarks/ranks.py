@@ -79,7 +79,7 @@ def sums() -> dict[int, float]:
 
 def rank(workload: str, rounds: int) -> None:
     """Be one of the processes; the first one prints what it measured."""
-    from kedge.runs.launch import is_follower, joined
+    from kedge.runs.joining import is_follower, joined
 
     torch.set_num_threads(1)
     with joined():

@@ -1,6 +1,6 @@
 """Runs of every algorithm, as one of several processes or alone: `python -m tests.ranks FILE` writes what they came to.
 
-The launcher's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT make it one of several.
+The launcher's variables RANK and WORLD_SIZE, and MASTER_ADDR and MASTER_PORT or KEDGE_SOCKETS, make it one of several.
 """
 
 import os
@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
 import kedge
-from kedge.runs.launch import joined
+from kedge.runs.joining import joined
+from kedge.simulator.ranks import Ranks
 from tests.cases import CASES
 from tests.simulator.test_simulation import model, small
 from tests.test_contract import algorithm, cohorts_of, named
@@ -52,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with joined(), tempfile.TemporaryDirectory() as directory:
         found = results(Path(directory))
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if Ranks.current().leads:
             save_file({name: vector.contiguous().clone() for name, vector in found.items()}, sys.argv[1])
 
 

@@ -22,3 +22,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 class LostProcessError(RuntimeError):
     """Another process of the same run is gone."""
+
+
+class UnlikeError(UsageError):
+    """The processes of a run were told different things."""

@@ -16,7 +16,7 @@ from kedge.cli.console import output, say
 from kedge.cli.signals import StoppedError
 from kedge.errors import LostProcessError, RunWarning, UsageError
 from kedge.files import WriteError
-from kedge.runs.launch import LOST
+from kedge.runs.joining import LOST
 from kedge.runs.simulate import DivergedError
 
 app = typer.Typer(

@@ -19,8 +19,8 @@ KEYS = {
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
-    "workers": "run.workers", "threads": "run.threads", "state_memory": "run.state_memory",
-    "checkpoint_every": "run.checkpoint_every",
+    "workers": "run.workers", "stall_timeout": "run.stall_timeout", "threads": "run.threads",
+    "state_memory": "run.state_memory", "checkpoint_every": "run.checkpoint_every",
 }  # fmt: skip
 
 
@@ -59,6 +59,9 @@ EvalEvery = Annotated[
 ]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
 Workers = Annotated[int | None, _option("workers", RUN, "Processes, of which each has its share of the clients.")]
+StallTimeout = Annotated[
+    float | None, _option("stall_timeout", RUN, "Seconds until a process that does not answer counts as lost.")
+]
 Threads = Annotated[int | None, _option("threads", RUN, "Clients to run at once in a process.", "one a core")]
 Processes = Annotated[
     int | None,

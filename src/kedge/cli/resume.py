@@ -18,6 +18,7 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="Play so many rounds in all.", show_default=False)] = None,
     device: options.Device = None,
     workers: options.Workers = None,
+    stall_timeout: options.StallTimeout = None,
     threads: options.Threads = None,
 ) -> None:
     """Go on with a run that was interrupted: the result is that of an uninterrupted one, to the bit.
@@ -28,7 +29,9 @@ def resume(
     if not file.is_file():
         raise UsageError(f"{directory} has no config.toml, so it is not the directory of a `kedge run`")
     raw = merged(load_toml(file), [("run.rounds", rounds)] if rounds is not None else [])
-    here = {"run.device": device, "run.workers": workers, "run.threads": threads}
+    here = {
+        "run.device": device, "run.workers": workers, "run.stall_timeout": stall_timeout, "run.threads": threads,
+    }  # fmt: skip
     there, settings = check(raw), check(merged(raw, [(key, value) for key, value in here.items() if value is not None]))
     run_directory = RunDirectory(directory, resolved(there), resume=True)
     name = options.short_name(there.algorithm.name)

@@ -1,17 +1,19 @@
 """`kedge run`: one algorithm, one federation."""
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
 import typer
 
 from kedge.cli import options
-from kedge.cli.console import errors, figure, output, progress_bar, say, size
+from kedge.cli.console import errors, figure, output, progress_bar, say, say_to_all, size
 from kedge.cli.signals import StoppedError, stopping
-from kedge.errors import UsageError
+from kedge.errors import UnlikeError, UsageError
 from kedge.runs.config import Config, problem_of, resolved, run_config
 from kedge.runs.directory import Row, RunDirectory
-from kedge.runs.launch import check_workers, is_follower, is_rank, joined, launch
+from kedge.runs.joining import is_follower, is_rank, joined
+from kedge.runs.launch import check_workers, launch
 
 
 def run(
@@ -36,6 +38,7 @@ def run(
     device: options.Device = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    stall_timeout: options.StallTimeout = None,
     threads: options.Threads = None,
     state_memory: options.StateMemory = None,
     checkpoint_every: options.CheckpointEvery = None,
@@ -65,12 +68,28 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
         check_workers(workers, settings.run.shards)
         with directory.opened():
             directory.write_configuration()
-        if code := launch(directory.path, directory.checkpoints, workers, say):
-            raise typer.Exit(code)
+        _launch(settings, directory)
         return
-    with joined():
+    with joined(settings.run.stall_timeout, say_to_all):
         output.quiet = errors.quiet = is_follower()
-        _play(settings, directory, resume=resume)
+        try:
+            _play(settings, directory, resume=resume)
+        except UnlikeError:
+            errors.quiet = False  # on every machine somebody may have made the mistake
+            raise
+
+
+def _launch(settings: Config, directory: RunDirectory) -> None:
+    """Start the processes of a run and wait for them."""
+    run = settings.run
+    here = ["--device", run.device, *(["--threads", str(run.threads)] if run.threads is not None else [])]
+    with stopping() as stop:
+        code = launch(
+            directory.path, directory.checkpoints, run.workers, say,
+            options=here, stall_timeout=run.stall_timeout, stop=stop,
+        )  # fmt: skip
+    if code:
+        raise typer.Exit(code if stop.signal is None else 128 + stop.signal)
 
 
 def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
@@ -89,9 +108,10 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
 
         with stopping(patient=is_rank()) as stop:
             result = run_config(settings, problem, directory, watch, resume=resume, stop=stop)
-    if result.simulation.round < settings.run.rounds and stop.signal is not None:
+    if result.simulation.round < settings.run.rounds:
         way = f"`kedge resume {path}` goes on"
-        raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", stop.signal)
+        number = stop.signal or signal.SIGTERM  # another process may have heard it
+        raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", number)
     if not result.history:  # another process has it
         return
     line = result_line(name, result.history[-1], result.simulation.description())

@@ -35,7 +35,7 @@ from kedge.simulator import Simulation
 
 FREE = frozenset({
     ("run", "rounds"), ("run", "device"), ("run", "engine"), ("run", "workers"), ("run", "threads"),
-    ("run", "state_memory"), ("run", "checkpoint_every"), ("data", "data_dir"),
+    ("run", "stall_timeout"), ("run", "state_memory"), ("run", "checkpoint_every"), ("data", "data_dir"),
 })  # fmt: skip
 """In what a job may differ from the run in its directory: how far it goes, where its data are, how it is computed."""
 

@@ -14,14 +14,15 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import find_algorithm
-from kedge.checks import byte_size, whole
+from kedge.checks import byte_size, real, whole
 from kedge.errors import UsageError, unknown
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options, quadratics
 from kedge.problem.partition import WITH_ALPHA
 from kedge.round import Weights
-from kedge.runs.launch import own_device
+from kedge.runs.joining import own_device
 from kedge.runs.schedule import Interval
 from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
+from kedge.runs.stalls import STALL_TIMEOUT
 from kedge.simulator import Settings
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import usable_device
@@ -98,6 +99,7 @@ class Run(_Section):
     device: str = "cpu"
     engine: str = "auto"
     workers: int = 1  # processes
+    stall_timeout: float = STALL_TIMEOUT  # seconds until a process that does not answer counts as lost
     threads: int | None = None  # clients at once in each process; None: one a core
     shards: int = 16
     state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file
@@ -159,6 +161,7 @@ def check(raw: Mapping[str, Any]) -> Config:
     for name, given in (("eval_every", config.run.eval_every), ("threads", config.run.threads)):
         if given is not None:
             whole(name, given, 1)
+    real("stall_timeout", config.run.stall_timeout, positive=True)
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
     Interval.of(config.run.checkpoint_every)

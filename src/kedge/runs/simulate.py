@@ -15,12 +15,13 @@ from kedge.checks import byte_size, whole
 from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.round import Weights
-from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.directory import Row, RunDirectory, environment
 from kedge.runs.recording import Recording
 from kedge.runs.schedule import Interval
 from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
+from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import Ranks
 
 STATE_MEMORY = "4GB"
@@ -139,6 +140,10 @@ def simulate(
     )  # fmt: skip
 
     record = Recording(run, directory, interval)
+    if run.ranks.count > 1:  # on every rank: only rank 0 compares with the directory
+        # An engine or a version of its own changes the last bits, and every rank folds the replies itself.
+        facts = fingerprint(run) | {"rounds": rounds, "resume": resume, "engine": run.computes_with()["engine"]}
+        run.ranks.check_alike(facts | environment())
 
     def result() -> Result:
         return Result(run.model, record.history, list(run.cohorts), run.server, run)

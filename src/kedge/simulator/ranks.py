@@ -1,20 +1,22 @@
-"""Many processes, on one machine or many: the ranks of torch.distributed, each with the clients of whole shards.
+"""Many processes, on one machine or many: ranks, each with the clients of whole shards.
 
 The server's state is on every rank; a client's own is on the rank that has its shard. Only rank 0 reads and writes
 files.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from kedge.errors import LostProcessError
+from kedge.errors import UnlikeError
 from kedge.simulator.shards import Node, Values, within
+from kedge.simulator.transport import TORCH, Transport, current
 
 Rows = dict[str, Tensor]
 """Rows of client state: the numbers of the `clients`, and a row of every field for each."""
@@ -22,18 +24,22 @@ Rows = dict[str, Tensor]
 ALIGNMENT = 16
 """Bytes: where a tensor begins in a message."""
 
+ABSENT = ...
+"""Stands for a fact that a rank does not have."""
+
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a run; alone, unless torch.distributed was initialised."""
+    """This process among those of a run; alone, unless a launcher or torch.distributed says otherwise."""
 
     rank: int = 0
     count: int = 1
+    transport: Transport = TORCH
 
     @classmethod
     def current(cls) -> "Ranks":
-        """Return what torch.distributed says."""
-        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else cls()
+        """Return what the launcher says, or torch.distributed."""
+        return cls(*current())
 
     @property
     def leads(self) -> bool:
@@ -48,10 +54,32 @@ class Ranks:
         """Return, for each flag, whether any rank has set it."""
         if self.count == 1:
             return list(flags)
-        common = torch.tensor(flags, dtype=torch.int32)
-        with _together():
-            dist.all_reduce(common, dist.ReduceOp.MAX)
-        return [bool(flag) for flag in common]
+        return [bool(flag) for flag in self._all(torch.tensor(flags, dtype=torch.uint8)).amax(0)]
+
+    def check_alike(self, facts: Mapping[str, Any]) -> None:
+        """Refuse to run unless all ranks have the same facts; each says the first difference."""
+        if self.count == 1:
+            return
+        text = json.dumps(facts).encode()
+        digest = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
+        if bool((self._all(digest) == digest).all()):
+            return
+        longest = int(self._all(torch.tensor(len(text))).amax())
+        padded = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
+        first, *others = (json.loads(bytes(row.tolist())) for row in self._all(padded))
+        for rank, other in enumerate(others, 1):
+            for key in [*first, *other]:
+                if first.get(key, ABSENT) != other.get(key, ABSENT):
+                    raise UnlikeError(
+                        f"the processes of this run differ: {key} is {first.get(key, ABSENT)!r} for process 0, "
+                        f"but {other.get(key, ABSENT)!r} for process {rank}"
+                    )
+
+    def _all(self, tensor: Tensor) -> Tensor:
+        """Return a small tensor of every rank, as rows."""
+        rows = tensor.new_empty(self.count, *tensor.shape)
+        self.transport.all_gather(rows.unbind(), tensor)
+        return rows
 
     def branches(self, shards: int) -> list[list[Node]]:
         """Return, for each rank, the largest branches of the tree of shards that are all its own, in their order."""
@@ -71,8 +99,7 @@ class Ranks:
             for (begin, end), tensor in zip(places, own[node], strict=True):
                 row[begin:end] = tensor.reshape(-1).contiguous().view(torch.uint8)
         messages = [torch.empty_like(message) for _ in branches]
-        with _together():
-            dist.all_gather(messages, message)
+        self.transport.all_gather(messages, message)
         found: dict[Node, Values] = {}
         for nodes, rows in zip(branches, messages, strict=True):
             for node, row in zip(nodes, rows, strict=False):
@@ -86,7 +113,7 @@ class Ranks:
             return tensors
         shared = {name: tensor.clone() for name, tensor in tensors.items()}
         for name in sorted(shared):
-            _broadcast(shared[name])
+            self.transport.broadcast(shared[name])
         return shared
 
     def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
@@ -96,12 +123,18 @@ class Ranks:
             return
         if self.leads:
             for portion in portions:
-                _broadcast(torch.tensor(len(portion["clients"])))
+                self._count(len(portion["clients"]))
                 yield self.share(portion)
-            _broadcast(torch.tensor(0))
+            self._count(0)
             return
-        while rows := _broadcast(torch.tensor(0)):
-            yield self.share(_rows_like(like, int(rows)))
+        while rows := self._count(0):
+            yield self.share(_rows_like(like, rows))
+
+    def _count(self, number: int) -> int:
+        """Return rank 0's number."""
+        shared = torch.tensor(number)
+        self.transport.broadcast(shared)
+        return int(shared)
 
     def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
         """Return, on rank 0, the portions of client rows of all ranks; ``like`` has one row."""
@@ -110,41 +143,22 @@ class Ranks:
             for rank in range(1, self.count):
                 yield from self._received(rank, like)
             return
-        with _together():
-            for portion in portions:
-                dist.send(torch.tensor(len(portion["clients"])), 0)
-                for name in sorted(portion):
-                    dist.send(portion[name].contiguous(), 0)
-            dist.send(torch.tensor(0), 0)
+        for portion in portions:
+            self.transport.send(torch.tensor(len(portion["clients"])), 0)
+            for name in sorted(portion):
+                self.transport.send(portion[name], 0)
+        self.transport.send(torch.tensor(0), 0)
 
-    @staticmethod
-    def _received(rank: int, like: Rows) -> Iterator[Rows]:
-        while rows := _receive(torch.tensor(0), rank):
+    def _received(self, rank: int, like: Rows) -> Iterator[Rows]:
+        while True:
+            rows = torch.tensor(0)
+            self.transport.receive(rows, rank)
+            if not rows:
+                return
             portion = _rows_like(like, int(rows))
             for name in sorted(portion):
-                _receive(portion[name], rank)
+                self.transport.receive(portion[name], rank)
             yield portion
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    """Say what an error of the transport means."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostProcessError(f"another process of this run is gone: {error}") from error
-
-
-def _broadcast(tensor: Tensor) -> Tensor:
-    with _together():
-        dist.broadcast(tensor, 0)
-    return tensor
-
-
-def _receive(tensor: Tensor, rank: int) -> Tensor:
-    with _together():
-        dist.recv(tensor, rank)
-    return tensor
 
 
 def _rows_like(like: Rows, rows: int) -> Rows:
