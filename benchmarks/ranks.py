@@ -10,6 +10,7 @@ latency + a vector from each process / bandwidth.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -59,19 +60,20 @@ def play(workload: str, rounds: int, threads: int) -> dict[str, float]:
 
 def sums() -> dict[int, float]:
     """Return the seconds of the collective for each size of model."""
-    from kedge.simulator.ranks import Ranks
-    from kedge.simulator.shards import completed
+    from kedge.simulator.ranks import current_processes
+    from kedge.simulator.shards import completed, within
 
-    ranks, found = Ranks.current(), {}
+    ranks, found = current_processes(), {}
     for size in SIZES:
         vector = torch.randn(size)
-        branches = ranks.branches(SHARDS)
+        ends = [SHARDS * rank // ranks.count for rank in range(ranks.count + 1)]
+        branches = [within((0, SHARDS), first, end) for first, end in itertools.pairwise(ends)]
         own = {node: [vector] for node in branches[ranks.rank]}
         times = []
         for _ in range(5):
             ranks.agree(False)
             began = time.perf_counter()
-            completed((0, SHARDS), ranks.gather(own, branches, [vector]))
+            completed((0, SHARDS), ranks.combined(own, branches, [vector]))
             times.append(time.perf_counter() - began)
         found[size] = statistics.median(times)
     return found

@@ -14,7 +14,7 @@ from torch import nn
 
 import kedge
 from kedge.runs.joining import joined
-from kedge.simulator.ranks import Ranks
+from kedge.simulator.ranks import current_processes
 from tests.cases import CASES
 from tests.simulator.test_simulation import model, small
 from tests.test_contract import algorithm, cohorts_of, named
@@ -52,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with joined(), tempfile.TemporaryDirectory() as directory:
         found = results(Path(directory))
-        if Ranks.current().leads:
+        if current_processes().leads:
             save_file({name: vector.contiguous().clone() for name, vector in found.items()}, sys.argv[1])
 
 

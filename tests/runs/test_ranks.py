@@ -1,5 +1,6 @@
 """Several processes give the bits of one, also when some of them die."""
 
+import itertools
 import os
 import re
 import signal
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from kedge.cli.main import execute
-from kedge.simulator.ranks import Ranks
+from kedge.simulator.gather import divided
 from tests.ranks import results
 
 ROOT = Path(__file__).parents[2]
@@ -70,13 +73,13 @@ def test_any_number_of_processes_gives_the_same_bits(count, started, alone, tmp_
     assert [name for name in found if not torch.equal(found[name], alone[name])] == []
 
 
-@pytest.mark.parametrize(("count", "shards"), [(1, 16), (3, 16), (4, 4), (5, 7)])
-def test_every_process_has_neighbouring_shards(count, shards):
-    owners = [Ranks(0, count).owner(shard, shards) for shard in range(shards)]
-    assert owners == sorted(owners)
-    assert set(owners) == set(range(count))
-    sizes = [owners.count(rank) for rank in range(count)]
-    assert max(sizes) - min(sizes) <= 1
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=16), st.integers(1, 8))
+def test_the_work_of_neighbouring_shards_is_divided_evenly(loads, count):
+    ends = divided(loads, count)
+    assert ends == sorted(ends)
+    assert (ends[0], ends[-1], len(ends)) == (0, len(loads), count + 1)
+    largest = max(sum(loads[first:end]) for first, end in itertools.pairwise(ends))
+    assert largest <= sum(loads) / count + max(loads)
 
 
 RUN = ["-m", "kedge", "run", "--rounds", "400", "--eval-every", "50", "--checkpoint-every", "5", "--eta", "0.5"]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import kedge
 from kedge.errors import RunWarning
+from kedge.simulator import Settings, Simulation
 from kedge.simulator.checkpoint import FORMAT, Checkpoints
-from kedge.simulator.simulation import PORTION, Settings, Simulation
+from kedge.simulator.store import PORTION
 
 NOTES = {"seconds": 1.5, "records": 0, "fingerprint": {"seed": 1}, "written_with": {"torch": "2"}}
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -180,7 +181,7 @@ def test_only_rows_that_changed_are_returned_and_in_portions(monkeypatch):
     made = kedge.quadratics(clients=6, dim=4)
     run = Simulation(made.model, made.federation, kedge.ScaffoldM(eta=0.1), Settings(cohort=2, batch_size=1), made.loss)
     assert PORTION > 1 << 20
-    monkeypatch.setattr("kedge.simulator.simulation.PORTION", 2 * 4 * 8)
+    monkeypatch.setattr("kedge.simulator.store.PORTION", 2 * 4 * 8)
     run.advance()
     assert [some["clients"].tolist() for some in run.client_rows(changed=True)] == [[0, 1], [2, 3], [4, 5]]
     run.settle()

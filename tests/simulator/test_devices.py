@@ -27,7 +27,9 @@ def test_a_round_stays_on_its_device_and_never_waits_for_it(case, engine, module
     run = Simulation(module, small(), method, settings, device="meta", engine=engine)
     for _ in range(3):
         run.advance()  # reading a number of a meta tensor is an error
-    assert {vector.device.type for vector in [*run.server.values(), *run.clients[0], run.moment.buffers]} == {"meta"}
+    assert {vector.device.type for vector in [*run.server.values(), *run.client(0).values(), run.moment.buffers]} == {
+        "meta"
+    }
     assert run.moment.gradients > 0
 
 

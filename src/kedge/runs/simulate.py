@@ -22,7 +22,7 @@ from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.fingerprint import fingerprint
-from kedge.simulator.ranks import Ranks
+from kedge.simulator.ranks import current_processes
 
 STATE_MEMORY = "4GB"
 """The clients' state to keep in memory, unless told otherwise."""
@@ -131,7 +131,7 @@ def simulate(
     interval = Interval.of(checkpoint_every)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to go on from")
-    if not Ranks.current().leads:
+    if not current_processes().leads:
         out = None  # the first process keeps the directory
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
     run = Simulation(
@@ -140,16 +140,18 @@ def simulate(
     )  # fmt: skip
 
     record = Recording(run, directory, interval)
-    if run.ranks.count > 1:  # on every rank: only rank 0 compares with the directory
-        # An engine or a version of its own changes the last bits, and every rank folds the replies itself.
-        facts = fingerprint(run) | {"rounds": rounds, "resume": resume, "engine": run.computes_with()["engine"]}
-        run.ranks.check_alike(facts | environment())
+
+    def facts() -> dict[str, Any]:
+        # An engine or a version of its own changes the last bits, and every process folds the replies itself.
+        return fingerprint(run) | environment() | run.computes_with() | {"rounds": rounds, "resume": resume}
+
+    run.processes.check_alike(facts)  # in all of them: only the first one compares with the directory
 
     def result() -> Result:
         return Result(run.model, record.history, list(run.cohorts), run.server, run)
 
     def measured() -> Row | None:
-        return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.ranks.leads else None
+        return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.processes.leads else None
 
     # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
     with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
@@ -162,7 +164,7 @@ def simulate(
             if watch is not None and finite:
                 watch(done, row)
             asked = stop is not None and done < rounds and stop()
-            diverged, stopped, due, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
+            diverged, stopped, due, every = run.processes.agree(not finite, asked, record.is_due(), record.wants_all)
             if diverged:
                 record.diverged()
                 raise DivergedError(_why(run), result())

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kedge.errors import RunWarning, UsageError
 from kedge.files import make_directory, remove, write_atomically
-from kedge.simulator.ranks import Rows
+from kedge.simulator.store import Rows
 
 FORMAT = 1
 """The version of the format that is written; a newer one is refused."""

@@ -26,7 +26,7 @@ def fingerprint(run: Simulation) -> dict[str, Any]:
     return {
         "algorithm": repr(run.algorithm),
         "server state": ", ".join(type(run.moment.state)._fields),
-        "client state": ", ".join(run.clients[0]._fields),
+        "client state": ", ".join(name for name in run.row_template if name != "clients"),
         **{name.replace("_", " "): value for name, value in asdict(run.settings).items()},
         "loss": _said(run.loss),
         "dtype": str(run.flat.initial.dtype),

@@ -1,25 +1,25 @@
-"""Many processes, on one machine or many: ranks, each with the clients of whole shards.
+"""The processes of a run: this one alone, or ranks on one machine or many, behind one interface.
 
-The server's state is on every rank; a client's own is on the rank that has its shard. Only rank 0 reads and writes
+The server's state is on every rank; a client's own is on the rank that played it last. Only rank 0 reads and writes
 files.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kedge.errors import UnlikeError
-from kedge.simulator.shards import Node, Values, within
-from kedge.simulator.transport import TORCH, Transport, current
+from kedge.simulator.shards import Node, Values
+from kedge.simulator.store import Rows
+from kedge.simulator.transport import Transport, current
 
-Rows = dict[str, Tensor]
-"""Rows of client state: the numbers of the `clients`, and a row of every field for each."""
+Move = tuple[int, int]
+"""From which rank to which a client's state goes."""
 
 ALIGNMENT = 16
 """Bytes: where a tensor begins in a message."""
@@ -28,39 +28,122 @@ ABSENT = ...
 """Stands for a fact that a rank does not have."""
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those of a run; alone, unless a launcher or torch.distributed says otherwise."""
+class Processes(Protocol):
+    """What a run needs of its processes. Where there are several, all must make the same calls in the same order."""
 
-    rank: int = 0
-    count: int = 1
-    transport: Transport = TORCH
+    @property
+    def rank(self) -> int:
+        """Which process this is."""
+        ...
 
-    @classmethod
-    def current(cls) -> "Ranks":
-        """Return what the launcher says, or torch.distributed."""
-        return cls(*current())
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
-        return self.rank == 0
-
-    def owner(self, shard: int, shards: int) -> int:
-        """Return the rank that has a shard: each has a run of neighbours, of equal length but for one."""
-        return shard * self.count // shards
+        ...
 
     def agree(self, *flags: bool) -> list[bool]:
         """Return, for each flag, whether any rank has set it."""
-        if self.count == 1:
-            return list(flags)
+        ...
+
+    def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """Refuse to run unless all ranks have the same facts; each says the first difference."""
+        ...
+
+    def combined(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
+    ) -> Mapping[Node, Values]:
+        """Return the sums of all branches; ``branches`` says which rank gives which, and this one gives ``own``.
+
+        ``layout``: tensors of the shapes, dtypes and device of what belongs to a branch.
+        """
+        ...
+
+    def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
+        """Send rows to other ranks and return what they sent here: of each move so many rows; ``like`` has one."""
+        ...
+
+    def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return rank 0's tensors; the others give some of the same shapes and dtypes."""
+        ...
+
+    def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """Return rank 0's portions of client rows; ``like`` has one row."""
+        ...
+
+    def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """Return, on rank 0, the portions of client rows of all ranks; ``like`` has one row."""
+        ...
+
+
+def current_processes() -> Processes:
+    """Return this process among those that a launcher or torch.distributed has started; else, alone."""
+    rank, count, transport = current()
+    return Alone() if count == 1 else Ranks(rank, count, transport)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process: nothing is sent."""
+
+    rank: int = 0
+    count: int = 1
+    leads: bool = True
+
+    def agree(self, *flags: bool) -> list[bool]:
+        """As the protocol says."""
+        return list(flags)
+
+    def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """As the protocol says."""
+
+    def combined(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
+    ) -> Mapping[Node, Values]:
+        """As the protocol says."""
+        return own
+
+    def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
+        """As the protocol says."""
+        return {}
+
+    def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As the protocol says."""
+        return tensors
+
+    def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """As the protocol says."""
+        return iter(portions)
+
+    def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """As the protocol says."""
+        return iter(portions)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One of several processes."""
+
+    rank: int
+    count: int
+    transport: Transport
+
+    @property
+    def leads(self) -> bool:
+        """As the protocol says."""
+        return self.rank == 0
+
+    def agree(self, *flags: bool) -> list[bool]:
+        """As the protocol says."""
         return [bool(flag) for flag in self._all(torch.tensor(flags, dtype=torch.uint8)).amax(0)]
 
-    def check_alike(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to run unless all ranks have the same facts; each says the first difference."""
-        if self.count == 1:
-            return
-        text = json.dumps(facts).encode()
+    def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """As the protocol says."""
+        text = json.dumps(facts()).encode()
         digest = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
         if bool((self._all(digest) == digest).all()):
             return
@@ -81,18 +164,10 @@ class Ranks:
         self.transport.all_gather(rows.unbind(), tensor)
         return rows
 
-    def branches(self, shards: int) -> list[list[Node]]:
-        """Return, for each rank, the largest branches of the tree of shards that are all its own, in their order."""
-        ends = [-(-shards * rank // self.count) for rank in range(self.count + 1)]
-        return [within((0, shards), first, end) for first, end in pairwise(ends)]
-
-    def gather(
+    def combined(
         self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
-    ) -> dict[Node, Values]:
-        """Return the sums of all branches; ``branches`` says which rank gives which, and this one gives ``own``.
-
-        ``layout``: tensors of the shapes, dtypes and device of what belongs to a branch.
-        """
+    ) -> Mapping[Node, Values]:
+        """As the protocol says."""
         places, width = _places(layout)
         message = layout[0].new_empty(max(map(len, branches)), width, dtype=torch.uint8)
         for row, node in zip(message, branches[self.rank], strict=False):
@@ -107,20 +182,29 @@ class Ranks:
                 found[node] = [row[begin:end].view(like.dtype).view(like.shape) for (begin, end), like in parts]
         return found
 
+    def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
+        """As the protocol says."""
+        found: dict[Move, Rows] = {}
+        # All ranks go through the moves in one order, so nobody waits for somebody who waits for him.
+        for move in sorted({*outgoing, *incoming}):
+            if move in outgoing:
+                for name in sorted(like):
+                    self.transport.send(outgoing[move][name], move[1])
+            else:
+                found[move] = _rows_like(like, incoming[move])
+                for name in sorted(like):
+                    self.transport.receive(found[move][name], move[0])
+        return found
+
     def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return rank 0's tensors; the others give some of the same shapes and dtypes."""
-        if self.count == 1:
-            return tensors
+        """As the protocol says."""
         shared = {name: tensor.clone() for name, tensor in tensors.items()}
         for name in sorted(shared):
             self.transport.broadcast(shared[name])
         return shared
 
     def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
-        """Return rank 0's portions of client rows; ``like`` has one row."""
-        if self.count == 1:
-            yield from portions
-            return
+        """As the protocol says."""
         if self.leads:
             for portion in portions:
                 self._count(len(portion["clients"]))
@@ -137,7 +221,7 @@ class Ranks:
         return int(shared)
 
     def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
-        """Return, on rank 0, the portions of client rows of all ranks; ``like`` has one row."""
+        """As the protocol says."""
         if self.leads:
             yield from portions
             for rank in range(1, self.count):

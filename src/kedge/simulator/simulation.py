@@ -16,17 +16,14 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.errors import UsageError
 from kedge.problem import Federation
-from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, Settings, Total, nbytes
+from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, Settings, nbytes
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, FlatModule, Loss, make_engines, try_model
 from kedge.simulator.engines.module import ModuleEngine, convolves
+from kedge.simulator.gather import Gatherer
 from kedge.simulator.pool import Pool, thread_count
-from kedge.simulator.ranks import Ranks, Rows
-from kedge.simulator.shards import Sums, completed
-from kedge.simulator.store import ClientStore
-
-PORTION = 1 << 27
-"""Bytes of client state that are copied at a time."""
+from kedge.simulator.ranks import Processes, current_processes
+from kedge.simulator.store import ClientStore, Rows
 
 
 class Simulation:
@@ -43,7 +40,7 @@ class Simulation:
         threads: clients at once; None is as torch.get_num_threads() says.
         state_memory: bytes of client state to keep in memory; the rest goes to a file.
         scratch: where that file is; None is where the system keeps temporary ones.
-        ranks: this process among those of the run; None is as torch.distributed says.
+        processes: those of the run; None is this one and those that a launcher has started with it.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class Simulation:
         state_memory: float = math.inf,
         scratch: Path | None = None,
         *,
-        ranks: Ranks | None = None,
+        processes: Processes | None = None,
     ) -> None:
         for name, value, kind in (
             ("model", model, nn.Module), ("federation", federation, Federation), ("algorithm", algorithm, Algorithm),
@@ -68,7 +65,7 @@ class Simulation:
                 raise UsageError(f"{name} is {value!r}, but must be a {kind.__module__}.{kind.__name__}")
         self.initial_model, self.algorithm, self.loss, self.device = model, algorithm, loss, device
         self.settings = settings or Settings()
-        self.ranks = ranks or Ranks.current()
+        self.processes = processes or current_processes()
         place = usable_device(device)
         dtype = next(model.parameters(), torch.zeros(0)).dtype
         self.federation = federation.to(dtype, place, channels_last=convolves(model, federation))
@@ -79,10 +76,11 @@ class Simulation:
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # The function does not know this run, or its data would stay in memory until a cycle is found.
-        self.clients = ClientStore(lambda: algorithm.init_client(x), state_memory, scratch)
+        self._store = ClientStore(lambda: algorithm.init_client(x), state_memory, scratch)
         self.random = random
         rules = Rules(algorithm.eta, self.settings, random)
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
+        self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
@@ -108,9 +106,9 @@ class Simulation:
             raise UsageError(
                 f"{name} needs every client's reply in every round, but lost_replies is {settings.lost_replies:g}"
             )
-        if self.ranks.count > settings.shards:
+        if self.processes.count > settings.shards:
             raise UsageError(
-                f"there are {self.ranks.count} processes, but shards is {settings.shards}, and each needs at least one"
+                f"there are {self.processes.count} processes, but shards is {settings.shards}; each needs at least one"
             )
         smallest = int(sizes.argmin())
         if settings.batch_size is not None and settings.batch_size > sizes[smallest]:
@@ -144,14 +142,14 @@ class Simulation:
         """Return a client's own vectors by name."""
         if not 0 <= number < len(self.federation):
             raise UsageError(f"client {number} does not exist; there are {len(self.federation)}")
-        if not self.owns(number):
-            raise UsageError(f"client {number} is not in this process: each has the clients of its own shards")
-        return dict(self.clients[number]._asdict())
+        if not self._gather.has(number):
+            raise UsageError(f"the state of client {number} is not in this process, but in another one of the run")
+        return dict(self._store[number]._asdict())
 
     def description(self) -> str:
         """Say how the clients are run."""
         engines = self._crew.pool.engines
-        processes = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
+        processes = f", {self.processes.count} processes" if self.processes.count > 1 else ""
         return f"engine: {engines[0].name}, {len(engines)} thread{'s' * (len(engines) > 1)}{processes}"
 
     def computes_with(self) -> dict[str, str]:
@@ -166,11 +164,7 @@ class Simulation:
 
     def advance(self) -> None:
         """Play the next round (before the first one, the opening)."""
-
-        def gather(question: Question, heard: list[int]) -> Total:
-            return self._gathered(question, heard, commit=True)
-
-        self.moment = self._rounds.play(self.moment, gather)
+        self.moment = self._rounds.play(self.moment, self._gather)
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> "Answer":
         """Put a question to clients (None: all) at this moment; no state changes and nothing counts as spent.
@@ -185,35 +179,7 @@ class Simulation:
 
     def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> Any:
         """Return the mean reply of some clients to a question; no state changes and nothing counts as spent."""
-        return self._rounds.mean(question, self._gathered(question, clients, weighted=weighted))
-
-    def _gathered(self, question: Question, heard: list[int], *, commit: bool = False, weighted: bool = True) -> Total:
-        """Return the sum of the replies of the clients that are heard, to which every process adds its own."""
-        active = {self._shard(client) for client in heard}
-        branches = [
-            [node for node in own if not active.isdisjoint(range(*node))]
-            for own in self.ranks.branches(self.settings.shards)
-        ]
-        needs, sums = self._rounds.form(question.exchange).needs, Sums(branches[self.ranks.rank])
-        mine = [client for client in heard if self.owns(client)]
-        for reply in self._crew.replies(question, needs, mine, self.clients.__getitem__):
-            if commit:
-                self.clients[reply.client] = reply.state
-            weight = self._rounds.weight(question.exchange, reply.client) if weighted else 1.0
-            sums.add(self._shard(reply.client), self._rounds.summands(question, reply, weight))
-        parts = sums.finished()
-        if self.ranks.count > 1:
-            parts = self.ranks.gather(parts, branches, self._rounds.layout(question, self.moment.state.x))
-        total = completed((0, self.settings.shards), parts)
-        assert total is not None, "somebody has replied"
-        return Total(total, len(heard))
-
-    def _shard(self, client: int) -> int:
-        return client * self.settings.shards // len(self.federation)
-
-    def owns(self, client: int) -> bool:
-        """Whether this process has the client's shard."""
-        return self.ranks.owner(self._shard(client), self.settings.shards) == self.ranks.rank
+        return self._rounds.mean(question, self._gather(question, clients, commit=False, weighted=weighted))
 
     # ---- saving and restoring
 
@@ -230,34 +196,25 @@ class Simulation:
         return state | {f"server.{name}": vector.clone() for name, vector in self.server.items()}
 
     def client_rows(self, *, changed: bool) -> Iterator[Rows]:
-        """Return the clients' own state, or what of it changed since `settle`, in portions of bounded size.
+        """Return, on rank 0, the clients' own state or what of it changed since `settle`, in portions of bounded size.
 
-        A portion holds the numbers of its clients as `clients`, and their vectors as rows of `client.<name>`.
+        Every process of a run must call it, and iterate.
         """
-        initial = self.clients[0]
-        portion = max(1, PORTION // max(1, nbytes(initial)))
-        clients = self.clients.clients(changed=changed)
-        for some in (clients[at : at + portion] for at in range(0, len(clients), portion)):
-            fields = zip(initial._fields, zip(*(self.clients[client] for client in some), strict=True), strict=True)
-            yield {"clients": torch.tensor(some)} | {f"client.{name}": torch.stack(rows) for name, rows in fields}
-
-    def all_client_rows(self, *, changed: bool) -> Iterator[Rows]:
-        """Return, on rank 0, `client_rows` of all ranks; all of them must call it, and iterate."""
-        return self.ranks.collect(self.client_rows(changed=changed), self.row_template())
-
-    def row_template(self) -> Rows:
-        """Return one row of `client_rows`, for its shapes."""
-        initial = self.clients[0]._asdict()
-        return {"clients": torch.zeros(1, dtype=torch.int64)} | {f"client.{k}": v[None] for k, v in initial.items()}
+        return self.processes.collect(self._store.portions(changed=changed), self._store.template)
 
     def unsaved_bytes(self) -> int:
         """Return how much `server_state` and the changed `client_rows` would hold."""
         server = nbytes([*self.moment.state, self.moment.buffers])
-        return server + self.clients.count_changed() * nbytes(self.clients[0])
+        return server + self._store.count_changed() * self._store.row_bytes
+
+    @property
+    def row_template(self) -> Rows:
+        """One row of `client_rows`, for its shapes."""
+        return self._store.template
 
     def settle(self) -> None:
         """Take the present state as saved: from now on rows count as changed anew."""
-        self.clients.settle()
+        self._store.settle()
 
     def restore(self, state: Mapping[str, Tensor], rows: Iterable[Rows] = ()) -> None:
         """Continue from what `server_state` and `client_rows` of a run of the same settings returned, to the bit.
@@ -271,12 +228,8 @@ class Simulation:
             state["buffers"].to(device, copy=True),
             int(state["bytes_down"]), int(state["bytes_up"]), float(state["gradients"]),
         )  # fmt: skip
-        own = type(self.clients[0])
         for some in rows:
-            for at, client in enumerate(some["clients"].tolist()):
-                if self.owns(client):  # copied, lest one row keep its whole portion in memory
-                    row = (some[f"client.{name}"][at].to(device, copy=True) for name in own._fields)
-                    self.clients[client] = own(*row)
+            self._gather.restore(some)
         self.settle()
 
 
