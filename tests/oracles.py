@@ -1,7 +1,7 @@
 """The gradients of a federation for the literal loops: plain numpy, drawn by the library's documented keys."""
 
 import kedge
-from kedge.problem.keyed import draw_minibatches
+from kedge.keyed import draw_minibatches
 
 
 class QuadraticOracle:

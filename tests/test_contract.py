@@ -75,7 +75,7 @@ def test_a_cohort_equals_its_clients_one_by_one(case, cohort):
     hessians = torch.rand(clients, size, generator=generator, dtype=torch.float64) + 0.5
     noise = torch.randn(50, clients, size, generator=generator, dtype=torch.float64)
     server, rows = method.init_server(x), [method.init_client(x) for _ in range(clients)]
-    for exchange in [*method.opening(), *method.exchanges(0), *method.exchanges(1)]:
+    for exchange in [*method.opening(), *method.exchanges(0, SEED), *method.exchanges(1, SEED)]:
         effort = exchange.effort(Effort(STEPS))
         down = exchange.broadcast(server)
 
@@ -106,7 +106,7 @@ def test_rules_change_nothing_that_they_are_given(case):
     method = algorithm(case)
     x = torch.randn(5, dtype=torch.float64)
     server, client = method.init_server(x), method.init_client(x)
-    for exchange in [*method.opening(), *method.exchanges(0), *method.exchanges(1)]:
+    for exchange in [*method.opening(), *method.exchanges(0, SEED), *method.exchanges(1, SEED)]:
         down = exchange.broadcast(server)
         before = [value.clone() for value in [*server, *client, *down]]
         rule = exchange.direction(down, client)
@@ -132,7 +132,7 @@ def test_the_traced_cost_is_what_a_run_counts(case, cohort):
     people = {"sampled": cohort or clients, "everyone": clients, "first": 1}
     spent = run(case, cohort, rounds=3).history
     for late, early, round in [(1, 0, 1), (2, 1, 2)]:
-        cost = kedge.cost(algorithm(case), model_size, STEPS, round=round)
+        cost = kedge.cost(algorithm(case), model_size, STEPS, round=round, seed=SEED)
         down = sum(people[e.cohort] * e.down.numbers * 8 for e in cost.round)
         up = sum(people[e.cohort] * e.up.numbers * 8 for e in cost.round)
         full = 12 / BATCH

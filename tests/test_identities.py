@@ -363,7 +363,7 @@ def test_the_servers_dual_variable_of_feddyn_is_weighted_as_the_objective(cohort
 @pytest.mark.parametrize("rounds", range(1, 8))
 def test_anchors_of_fedpd_are_the_average_or_the_clients_own(rounds):
     result = run(kedge.FedPD(ETA, alpha=0.8, skip=0.5), rounds=rounds)
-    told = [communicates(r, 0.5) for r in range(rounds)]
+    told = [communicates(SEED, r, 0.5) for r in range(rounds)]
     hyper = {"eta": ETA, "alpha": 0.8, "communicate": told}
     trace = literal.fedpd(oracle(), start(), result.cohorts, STEPS, **hyper)
     expected = np.array([trace.clients["x_0i"][i] for i in range(CLIENTS)])
@@ -375,7 +375,7 @@ def test_anchors_of_fedpd_are_the_average_or_the_clients_own(rounds):
 def test_fedpd_sends_nothing_in_rounds_that_skip_communication():
     one, skip, size = 8 * DIM * CLIENTS, 0.5, 12
     history = run(kedge.FedPD(ETA, alpha=0.8, skip=skip), rounds=size, eval_every=1).history
-    told = [communicates(r, skip) for r in range(size)]
+    told = [communicates(SEED, r, skip) for r in range(size)]
     assert {True, False} == set(told)
     for r, row in enumerate(history):
         assert row["bytes_up"] == one * sum(told[: r + 1])
@@ -389,9 +389,19 @@ def test_fedpd_that_never_communicates_leaves_the_server_alone():
 
 
 def test_rounds_communicate_as_often_as_asked():
-    assert all(communicates(r, 0.0) for r in range(1000))
-    assert not any(communicates(r, 1.0) for r in range(1000))
-    assert np.mean([communicates(r, 0.3) for r in range(4000)]) == pytest.approx(0.7, abs=0.03)
+    assert all(communicates(SEED, r, 0.0) for r in range(1000))
+    assert not any(communicates(SEED, r, 1.0) for r in range(1000))
+    assert np.mean([communicates(SEED, r, 0.3) for r in range(4000)]) == pytest.approx(0.7, abs=0.03)
+
+
+def test_rounds_without_communication_depend_on_the_seed_of_the_run():
+    def told(seed: int) -> list[float]:
+        """The bytes that each of the first rounds has sent up."""
+        history = run(kedge.FedPD(ETA, alpha=0.8, skip=0.5), rounds=20, eval_every=1, seed=seed).history
+        return [row["bytes_up"] for row in history]
+
+    assert told(1) == told(1)
+    assert len({tuple(told(seed)) for seed in range(6)}) == 6
 
 
 # --------------------------------------------------------------------------------------------------
@@ -405,15 +415,15 @@ class RecurringMBStorm(kedge.MBStorm):
     def opening(self):
         return (MeanGradient("v", self.opening_batches),)
 
-    def exchanges(self, round):
+    def exchanges(self, round, seed):
         return (Estimate(self.beta, then=self.step),)
 
 
 class EarlyMBStorm(kedge.MBStorm):
     """MB-STORM that makes the estimate of round r + 1 already in round r, of that round's minibatches."""
 
-    def exchanges(self, round):
-        return super().exchanges(round + 1)
+    def exchanges(self, round, seed):
+        return super().exchanges(round + 1, seed)
 
 
 @PARTICIPATION

@@ -8,11 +8,12 @@ import pytest
 import kedge
 
 ROOT = Path(kedge.__file__).parent
-CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "cost"}
+CORE = {"errors", "keyed", "direction", "exchange", "algorithm", "local_steps", "cost"}
 ALLOWED = {
     "errors": set(),
+    "keyed": set(),
     "files": {"errors"},
-    "problem": {"errors"},
+    "problem": {"errors", "keyed"},
     "algorithms": CORE,
     "simulator": CORE | {"files", "problem"},
     "runs": CORE | {"files", "problem", "simulator", "algorithms"},
@@ -20,7 +21,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
     "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
-} | {name: CORE - {name} for name in CORE - {"errors"}}
+} | {name: CORE - {name} for name in CORE - {"errors", "keyed"}}
 
 
 def imported(file: Path) -> set[str]:

@@ -96,8 +96,8 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
         """The server's state at x^0; its field `x` is the model."""
 
     @abstractmethod
-    def exchanges(self, round: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
-        """The exchanges of round r = 0, 1, ..."""
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
+        """The exchanges of round r = 0, 1, ... of the run with this seed; what they draw is keyed by both."""
 
     def init_client(self, x: Vector) -> ClientT:
         """A client's state before it first takes part; none, unless told otherwise."""
@@ -111,7 +111,7 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
 class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, DownT, UpT]):
     """An algorithm whose round is one exchange: itself."""
 
-    def exchanges(self, round: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
         """Return itself, in every round."""
         return (self,)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import kedge
+from kedge.keyed import draw_minibatches
 from kedge.problem import Federation, build_model
-from kedge.problem.keyed import draw_minibatches
 from kedge.simulator import Counters, Settings, Simulation
 
 

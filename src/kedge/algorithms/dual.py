@@ -7,12 +7,11 @@ anchor, and alpha is 1/η of that paper.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kedge.algorithm import Algorithm, SingleExchange, hyper
 from kedge.algorithms.messages import Displacement, Model
 from kedge.direction import DISPLACEMENT, GRAD, Direction, Vector
 from kedge.exchange import Exchange, Local, Nothing, Round
+from kedge.keyed import SKIP, keyed
 
 
 def hyper_alpha() -> Any:
@@ -67,9 +66,9 @@ class PrimalDual(NamedTuple):
     lambda_i: Vector
 
 
-def communicates(round: int, skip: float) -> bool:
-    """Draw, by the number of the round alone, whether it ends with an average: the probability is 1 - ``skip``."""
-    return bool(np.random.Generator(np.random.Philox(key=round)).random() >= skip)
+def communicates(seed: int, round: int, skip: float) -> bool:
+    """Draw, by the run's seed and the round, whether the round ends with an average: with probability 1 - ``skip``."""
+    return bool(keyed(seed, SKIP, round).random() >= skip)
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,9 @@ class FedPD(Algorithm[Model, PrimalDual]):
     def init_client(self, x: Vector) -> PrimalDual:
         return PrimalDual(x, x_0i=x, lambda_i=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Model, PrimalDual, Any, Any], ...]:
-        hears = round == 0 or communicates(round - 1, self.skip)
-        return (PrimalDualSteps(self.alpha, hears, tells=communicates(round, self.skip)),)
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Model, PrimalDual, Any, Any], ...]:
+        hears = round == 0 or communicates(seed, round - 1, self.skip)
+        return (PrimalDualSteps(self.alpha, hears, tells=communicates(seed, round, self.skip)),)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class MimeLite(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Model
     def init_server(self, x: Vector) -> Statistic:
         return Statistic(x, m=0 * x, grad=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
         return (MeanGradient("grad", None, "sampled"), self)
 
     def broadcast(self, server: Statistic) -> ModelAndMomentum:
@@ -65,7 +65,7 @@ class Mime(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Statistic
     def init_server(self, x: Vector) -> Statistic:
         return Statistic(x, m=0 * x, grad=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
         return (MeanGradient("grad", None, "sampled"), self)
 
     def broadcast(self, server: Statistic) -> Statistic:
@@ -137,7 +137,7 @@ class MimeLiteMVR(Algorithm[LiteRecursion, Nothing], Exchange[LiteRecursion, Not
     def opening(self) -> tuple[Exchange[LiteRecursion, Nothing, Any, Any], ...]:
         return (MeanGradient("m", None),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[LiteRecursion, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[LiteRecursion, Nothing, Any, Any], ...]:
         return (Change(self.beta, with_grad=False), self)
 
     def broadcast(self, server: LiteRecursion) -> LiteTerms:
@@ -169,7 +169,7 @@ class MimeMVR(Algorithm[Recursion, Nothing], Exchange[Recursion, Nothing, Terms,
     def opening(self) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:
         return (MeanGradient("m", None),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:
         return (Change(self.beta, with_grad=True), self)
 
     def broadcast(self, server: Recursion) -> Terms:

@@ -20,7 +20,7 @@ class FedProx(Algorithm[Model, Nothing]):
     def init_server(self, x: Vector) -> Model:
         return Model(x)
 
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
+    def exchanges(self, round: int, seed: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step, along=GRAD + self.mu * DISPLACEMENT),)
 
     def step(self, server: Model, displacement: Vector, round: Round) -> Model:

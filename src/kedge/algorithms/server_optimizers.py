@@ -37,7 +37,7 @@ def hyper_tau() -> Any:
 class ServerOptimizer(Algorithm[ServerT, Nothing]):
     """FedAvg's clients, and a step of the server."""
 
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
+    def exchanges(self, round: int, seed: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step),)
 
     @abstractmethod

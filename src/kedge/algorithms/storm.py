@@ -50,7 +50,7 @@ class MBStorm(Algorithm[Storm, Nothing]):
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches, then=self.step),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, TwoModels, MeanDirection], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Storm, Nothing, TwoModels, MeanDirection], ...]:
         # The opening gave v_0 and took the step of round 0.
         return (Estimate(self.beta, then=self.step),) if round else ()
 
@@ -74,7 +74,7 @@ class CELSGD(Algorithm[Storm, Nothing]):
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
         local = RecursiveSteps("first" if self.output == "one" else "sampled")
         return (Estimate(self.beta), local) if round else (local,)
 
@@ -94,7 +94,7 @@ class BVRLSGD(Algorithm[Storm, Nothing]):
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
         local = RecursiveSteps("first")
         if round == 0:
             return (local,)

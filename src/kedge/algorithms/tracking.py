@@ -77,7 +77,7 @@ class FedGATE(Algorithm[Momentum, Gate]):
     def init_client(self, x: Vector) -> Gate:
         return Gate(delta_i=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Momentum, Gate, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Momentum, Gate, Any, Any], ...]:
         return (GateSteps(), GateCorrection(self.step))
 
     def step(self, server: Momentum, round: Round) -> Momentum:

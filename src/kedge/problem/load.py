@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.errors import UsageError
+from kedge.keyed import HOLDOUT, SUBSET, keyed
 from kedge.problem.checks import real, whole, whole_seed
 from kedge.problem.datasets import load_dataset
 from kedge.problem.federation import Federation
-from kedge.problem.keyed import HOLDOUT, SUBSET, keyed
 from kedge.problem.partition import split
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from kedge.algorithm import Algorithm
 from kedge.cost import Trace, trace
 from kedge.exchange import Effort, Exchange
+from kedge.keyed import NOISE, draw_minibatches, keyed
 from kedge.problem import Federation
-from kedge.problem.keyed import NOISE, draw_minibatches, keyed
 from kedge.simulator.engines import Done, Engine, Job
 from kedge.simulator.engines.base import compute_threads
 from kedge.simulator.pool import LARGE, Pool

@@ -20,9 +20,9 @@ from kedge.algorithm import Algorithm
 from kedge.cost import fresh
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Round
+from kedge.keyed import LOSS, keyed, sample_cohort
 from kedge.problem import Federation
 from kedge.problem.checks import real, whole, whole_seed
-from kedge.problem.keyed import LOSS, keyed, sample_cohort
 from kedge.simulator.cohort import AnyExchange, Cohorts, Reply
 from kedge.simulator.engines import Engine, FlatModule, Loss, make_engines, try_model
 from kedge.simulator.engines.module import ModuleEngine, convolves
@@ -246,7 +246,7 @@ class Simulation:
             self._play(self.algorithm.opening(), -1, range(len(self.federation)))
         cohort = self._sampled(self.round)
         self.cohorts.append(cohort)
-        self._play(self.algorithm.exchanges(self.round), self.round, cohort)
+        self._play(self.algorithm.exchanges(self.round, self.settings.seed), self.round, cohort)
         self.round += 1
 
     def _sampled(self, round: int) -> list[int]:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.problem.keyed import distinct, draw_minibatches, sample_cohort
+from kedge.keyed import distinct, draw_minibatches, sample_cohort
 
 
 @given(st.data())
