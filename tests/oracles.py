@@ -1,7 +1,9 @@
-"""The gradients of a federation for the literal loops: plain numpy, drawn by the library's documented keys."""
+"""What a run draws, for the literal loops: gradients in plain numpy and lost replies, by the library's keys."""
+
+from collections.abc import Iterable
 
 import kedge
-from kedge.keyed import draw_minibatches
+from kedge.keyed import LOSS, draw_minibatches, keyed
 
 
 class QuadraticOracle:
@@ -21,3 +23,8 @@ class QuadraticOracle:
             return self.full(i, x)
         (rows,) = draw_minibatches(self.seed, r, e, [i], [len(self.noise[i])], [j + 1], self.batch_size)
         return self.full(i, x) + self.noise[i][rows[j]].mean(0)
+
+
+def heard(seed: int, round: int, asked: Iterable[int], lost: float) -> list[int]:
+    """Those of the clients whose replies arrive, in their order; the opening is round -1."""
+    return [client for client in asked if keyed(seed, LOSS, round, client=client).random() >= lost]
