@@ -21,7 +21,7 @@ from tests.literal import Trace
 from tests.oracles import QuadraticOracle, heard
 
 PROBLEM = kedge.quadratics(clients=7, dim=5, heterogeneity="mild", sigma=1.0, samples=12, seed=3)
-ROUNDS, STEPS, BATCH, SEED = 6, 4, 3, 11
+ROUNDS, STEPS, BATCH, SEED = 4, 3, 3, 13  # of this seed FedPD skips rounds 0 and 3 of the first four
 ALL = Needs(mean_grad=True, last_direction=True)
 
 
@@ -165,13 +165,12 @@ def test_a_run_goes_on_from_its_saved_state_to_the_bit(case, cohort):
     whole, first, second = (
         Simulation(PROBLEM.model, PROBLEM.federation, algorithm(case), settings, PROBLEM.loss) for _ in range(3)
     )
-    for _ in range(5):
+    for _ in range(3):
         whole.advance()
     for _ in range(2):
         first.advance()
     second.restore(load(save(first.state())))
-    for _ in range(3):
-        second.advance()
+    second.advance()
     assert second.cohorts == whole.cohorts
     assert second.counters == whole.counters
     assert whole.state().keys() == second.state().keys()
