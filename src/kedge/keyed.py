@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET = range(6)
+COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET, SKIP = range(7)
 """Purposes: who takes part, what data, dropout masks inside a model, whose reply is lost, which training samples
-are held out, which test samples are used."""
+are held out, which test samples are used, which rounds do without communication."""
 
 
 def keyed(seed: int, purpose: int, round: int, exchange: int = 0, client: int = 0) -> np.random.Generator:

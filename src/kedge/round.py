@@ -294,7 +294,7 @@ class Rounds:
         """Play the next round; before the first one, the opening. If gathering fails, ``moment`` still holds."""
         if moment.round == 0:
             moment = self._played(moment, self.algorithm.opening(), OPENING, range(len(self.sizes)), gather)
-        exchanges = self.algorithm.exchanges(moment.round)
+        exchanges = self.algorithm.exchanges(moment.round, self.settings.seed)
         moment = self._played(moment, exchanges, moment.round, self.cohort(moment.round), gather)
         return moment._replace(round=moment.round + 1)
 

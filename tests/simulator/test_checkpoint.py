@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kedge
@@ -81,6 +81,7 @@ def check(loaded, past):
 CHANGES = st.lists(st.sets(st.integers(0, 9)), min_size=1, max_size=8)
 
 
+@settings(max_examples=40)  # each writes to the disk, and waits for it
 @given(CHANGES, st.sampled_from(DTYPES))
 def test_what_was_saved_comes_back_to_the_bit(changes, dtype):
     with TemporaryDirectory() as name:
@@ -90,6 +91,7 @@ def test_what_was_saved_comes_back_to_the_bit(changes, dtype):
         check(loaded, past)
 
 
+@settings(max_examples=40)  # each writes to the disk, and waits for it
 @given(CHANGES)
 def test_the_last_two_are_kept_and_few_rows_twice(changes):
     with TemporaryDirectory() as name:
@@ -102,6 +104,7 @@ def test_the_last_two_are_kept_and_few_rows_twice(changes):
         assert rows <= 2 * len(set().union(*changes)) + len(changes[-1])
 
 
+@settings(max_examples=40)  # each writes to the disk, and waits for it
 @given(CHANGES.filter(lambda changes: len(changes) > 1), st.data())
 def test_a_damaged_file_is_noticed_and_the_checkpoint_before_taken(changes, data):
     with TemporaryDirectory() as name:
