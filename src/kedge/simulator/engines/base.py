@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.direction import Direction, Vector
 from kedge.exchange import Local, Needs
+from kedge.problem import Federation
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -38,6 +39,17 @@ class Done:
     local: Local
     buffers: Tensor  # of a group of one
     gradients: int  # how often each client took a gradient
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What an engine is made for."""
+
+    model: nn.Module
+    federation: Federation
+    loss: Loss
+    weight_decay: float
+    device: torch.device
 
 
 class Engine(Protocol):

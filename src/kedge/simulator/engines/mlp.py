@@ -12,8 +12,9 @@ depend on where in memory its factors lie; so a client's result does not depend 
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,8 +24,8 @@ from kedge.direction import Direction, Vector
 from kedge.exchange import Local
 from kedge.local_steps import local_steps
 from kedge.problem import Federation
-from kedge.simulator.engines.base import Done, Job, Loss, compute_threads
-from kedge.simulator.engines.layers import Layer, known_loss
+from kedge.simulator.engines.base import Done, Engine, Job, Loss, Work, compute_threads
+from kedge.simulator.engines.layers import Layer, known_loss, plan
 
 PRECISION = 1e5
 """The least eta K a, in units of rounding, to find a mean gradient from the displacement: 0.012 in float32."""
@@ -381,3 +382,11 @@ class Anchored:
         """Return δ and h of a layer in step k."""
         part = slice(0, data.size) if data.repeated else slice(k * data.size, (k + 1) * data.size)
         return self.deltas[number][:, part], self.inputs[number][:, part]
+
+
+def builder(work: Work) -> Callable[[], Engine] | None:
+    """Return what makes an engine, or None if this one cannot run the model."""
+    layers = plan(work.model, work.loss, work.federation.labels)
+    if layers is None:
+        return None
+    return partial(MLPEngine, layers, work.federation, work.loss, work.weight_decay)
