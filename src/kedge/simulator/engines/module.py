@@ -39,19 +39,18 @@ class FlatModule:
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not trained:
             raise UsageError("the model has no parameter to train")
-        _check_dtypes("parameter", trained)
+        _check_dtypes(trained)
         self.parameters = list(trained.values())
         self._frozen = frozen(self.module)
         self._shapes = [p.shape for p in self.parameters]
         self.initial = _flat(self.parameters, self.parameters[0])
-        # Statistics are floating, maybe of another dtype than the parameters; counters belong to nobody's average.
-        statistics = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        _check_dtypes("buffer", statistics)
-        floating = list(statistics.values())
+        # Tables of another dtype than the statistics, and counters, belong to nobody's average.
+        dtype = _statistics_dtype(self.module, self.initial.dtype)
+        floating = [b for b in self.module.buffers() if b.dtype == dtype]
         self.buffers = _flat(floating, self.initial)
         for buffer, view in zip(floating, views(self.buffers, [b.shape for b in floating]), strict=True):
             buffer.data = view
-        self._others = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]
+        self._others = {name: (b, b.clone()) for name, b in self.module.named_buffers() if b.dtype != dtype}
         self._bound = self.initial.new_empty(0)
         self.bind(self.initial.clone())
 
@@ -61,8 +60,17 @@ class FlatModule:
         for module in self._frozen:
             module.training = False
         self.buffers.copy_(buffers)
-        for buffer, initial in self._others:
+        for buffer, initial in self._others.values():
             buffer.copy_(initial)
+
+    def check_tables(self) -> None:
+        """Say it if training has changed a buffer that is not averaged because of its dtype."""
+        for name, (buffer, initial) in self._others.items():
+            if buffer.is_floating_point() and not torch.equal(buffer, initial):
+                raise UsageError(
+                    f"the buffer {name} of the model is of {buffer.dtype} and changes in training, "
+                    f"but the statistics that clients share are of {self.buffers.dtype}; give them one dtype"
+                )
 
     def bind(self, point: Vector) -> None:
         """Let the parameters be views of ``point``, (d,) or (1, d)."""
@@ -89,16 +97,22 @@ def frozen(model: nn.Module) -> list[nn.Module]:
     return parts if any(module.training for module in model.modules()) else []
 
 
-def _check_dtypes(kind: str, tensors: Mapping[str, Tensor]) -> None:
-    first = next(iter(tensors), "")
-    for name, value in tensors.items():
+def _check_dtypes(parameters: Mapping[str, Tensor]) -> None:
+    first = next(iter(parameters))
+    for name, value in parameters.items():
         if not value.is_floating_point():
-            raise UsageError(f"the {kind} {name} of the model is of {value.dtype}, but must be real")
-        if value.dtype != tensors[first].dtype:
+            raise UsageError(f"the parameter {name} of the model is of {value.dtype}, but must be real")
+        if value.dtype != parameters[first].dtype:
             raise UsageError(
-                f"the {kind} {name} of the model is of {value.dtype}, but {first} is of {tensors[first].dtype}; "
+                f"the parameter {name} of the model is of {value.dtype}, but {first} is of {parameters[first].dtype}; "
                 "give all of them one dtype"
             )
+
+
+def _statistics_dtype(model: nn.Module, usual: torch.dtype) -> torch.dtype:
+    """Return the dtype of BatchNorm's statistics, which may not be that of the parameters."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    return next((norm.running_mean.dtype for norm in norms if norm.running_mean is not None), usual)
 
 
 def try_model(flat: FlatModule, federation: Federation, loss: Loss, batch_size: int | None) -> bool:
@@ -110,6 +124,7 @@ def try_model(flat: FlatModule, federation: Federation, loss: Loss, batch_size: 
     flat.enter(buffers)
     try:
         output = flat.module(features)
+        flat.check_tables()
         if is_cross_entropy(loss):
             _check_labels(output, federation)
         value = loss(output, labels)
