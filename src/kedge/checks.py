@@ -1,8 +1,10 @@
 """The rules that several modules of this package put on their arguments."""
 
+import functools
 import inspect
 import math
 import numbers
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,12 +16,40 @@ from torch import Tensor
 from kedge.errors import UsageError
 
 
+def shown(value: Any) -> str:
+    """Write ``value`` for a message; of a very long number, how long it is."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
+    return repr(value)
+
+
+def affordable(what: str, size: int) -> None:
+    """Say that ``what`` needs ``size`` bytes, if this machine has not so much memory."""
+    if size > _memory():
+        raise UsageError(f"{what} needs {_bytes(size)} of memory, but this machine has {_bytes(_memory())}")
+
+
+@functools.cache
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
+        return 1 << 40
+
+
+def _bytes(size: int) -> str:
+    if size >= 10**18:
+        return "over 1000 PB"
+    power = (len(str(size)) - 1) // 3
+    return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
+
+
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return ``value`` as an int, or say that it is not a whole number between ``least`` and ``most``."""
     good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not good or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name} is {value!r}, but must be a whole number {bounds}")
+        raise UsageError(f"{name} is {shown(value)}, but must be a whole number {bounds}")
     return int(value)
 
 
@@ -30,10 +60,17 @@ def whole_seed(value: Any) -> int:
 
 def real(name: str, value: Any, *, positive: bool) -> float:
     """Return ``value`` as a float, or say that it is not finite and positive (or non-negative)."""
-    good = isinstance(value, numbers.Real) and math.isfinite(value)
+    good = isinstance(value, numbers.Real) and _is_finite(value)
     if not good or value < 0 or (positive and value == 0):
-        raise UsageError(f"{name} is {value!r}, but must be finite and {'above' if positive else 'at least'} 0")
+        raise UsageError(f"{name} is {shown(value)}, but must be finite and {'above' if positive else 'at least'} 0")
     return float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def byte_size(name: str, value: Any) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from kedge.errors import UsageError
 from kedge.problem import DATASETS, MODELS, PARTITIONS
-from kedge.runs.config import QUADRATICS, Config, check, load_toml, merged, parse_value
+from kedge.runs.config import Config, check, load_toml, merged, parse_value
 from kedge.simulator.engines import ENGINES
 
 DATA, METHOD, RUN = "Data", "Algorithm", "Run"
@@ -37,7 +37,7 @@ Set = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="A new directory for the results.", show_default=False)]
 
-_DATASETS, _MODELS, _PARTITIONS = ", ".join([*DATASETS, QUADRATICS]), ", ".join(MODELS), ", ".join(PARTITIONS)
+_DATASETS, _MODELS, _PARTITIONS = ", ".join(DATASETS), ", ".join(MODELS), ", ".join(PARTITIONS)
 Dataset = Annotated[str | None, _option("dataset", DATA, f"{_DATASETS}.")]
 DataDir = Annotated[str | None, _option("data_dir", DATA, "Where the files are.", "$KEDGE_DATA or ~/.cache/kedge")]
 Model = Annotated[str | None, _option("model", DATA, f"{_MODELS}.", "mlp; logistic for synthetic")]

@@ -16,7 +16,7 @@ from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import find_algorithm
 from kedge.checks import byte_size, real, whole
 from kedge.errors import UsageError, unknown
-from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options, quadratics
+from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
 from kedge.problem.partition import WITH_ALPHA
 from kedge.round import Weights
 from kedge.runs.joining import own_device
@@ -27,20 +27,14 @@ from kedge.simulator import Settings
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import usable_device
 
-QUADRATICS = "quadratics"
-"""The problem that has no data."""
+DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples"})
+"""Keys of the section data that say how samples are divided; a data set without samples does not read them."""
 
-QUADRATICS_ONLY = frozenset({"dim", "heterogeneity", "sigma"})
-"""Keys of the section data that only quadratics reads."""
-
-IMAGES, TEST_SAMPLES = ("mnist", "fashion-mnist", "cifar10"), 10_000
-"""The data sets whose test sets are large, and how large."""
+TEST_SAMPLES = 10_000
+"""How many make a test set large."""
 
 EVALUATION_SHARE = 0.04
 """Of the time, what evaluations may take by default."""
-
-DEFAULT_MODELS = {"synthetic": "logistic"}
-"""The model of a data set, where it is not `mlp`."""
 
 
 class _Section(BaseModel):
@@ -152,8 +146,8 @@ def check(raw: Mapping[str, Any]) -> Config:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise _sentence(error) from None
-    if config.data.dataset not in {*DATASETS, QUADRATICS}:
-        raise unknown("data set", config.data.dataset, [*DATASETS, QUADRATICS])
+    if config.data.dataset not in DATASETS:
+        raise unknown("data set", config.data.dataset, DATASETS)
     algorithm_of(config)
     settings_of(config)
     for name, value in (("rounds", config.run.rounds), ("workers", config.run.workers)):
@@ -171,16 +165,21 @@ def check(raw: Mapping[str, Any]) -> Config:
 
 def _check_relevance(config: Config) -> None:
     """Refuse a setting that the problem would not look at."""
-    given, dataset = config.data.model_fields_set, config.data.dataset
-    if dataset != QUADRATICS and given & QUADRATICS_ONLY:
-        raise UsageError(
-            f"data.{min(given & QUADRATICS_ONLY)} belongs to the data set quadratics, but the data set is {dataset}"
-        )
-    if dataset == QUADRATICS and given - QUADRATICS_ONLY - {"dataset", "clients"}:
-        name = min(given - QUADRATICS_ONLY - {"dataset", "clients"})
-        raise UsageError(f"quadratics has no samples to divide or to choose from, but data.{name} is set")
-    if dataset == QUADRATICS and config.model.model_fields_set:
-        raise UsageError(f"quadratics brings its own model, but model.{min(config.model.model_fields_set)} is set")
+    dataset, entry = config.data.dataset, DATASETS[config.data.dataset]
+    if strange := config.data.model_fields_set - _read_by(dataset):
+        name = min(strange)
+        owners = [other for other, its in DATASETS.items() if name in its.options]
+        if owners:
+            raise UsageError(f"data.{name} belongs to the data set {owners[0]}, but the data set is {dataset}")
+        raise UsageError(f"{dataset} has no samples to divide or to choose from, but data.{name} is set")
+    if entry.make is not None and config.model.model_fields_set:
+        raise UsageError(f"{dataset} brings its own model, but model.{min(config.model.model_fields_set)} is set")
+
+
+def _read_by(dataset: str) -> frozenset[str]:
+    """Return the keys of the section data that mean something to this data set."""
+    entry = DATASETS[dataset]
+    return frozenset({"dataset", "clients"}) | entry.options | (DIVISION if entry.make is None else frozenset())
 
 
 def _sentence(error: ValidationError) -> UsageError:
@@ -232,11 +231,11 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
     sections["run"]["eval_every"] = eval_every(config)
     sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
     sections["data"]["data_dir"] = config.data.data_dir and str(Path(config.data.data_dir).absolute())
-    if config.data.dataset == QUADRATICS:
+    read = _read_by(config.data.dataset)
+    sections["data"] = {key: value for key, value in sections["data"].items() if key in read}
+    if DATASETS[config.data.dataset].make is not None:
         sections["model"] = {}
-        sections["data"] = {k: v for k, v in sections["data"].items() if k in QUADRATICS_ONLY | {"dataset", "clients"}}
     else:
-        sections["data"] = {k: v for k, v in sections["data"].items() if k not in QUADRATICS_ONLY}
         sections["data"]["partition"] = partition_name(config)
         given = {key: value for key, value in sections["model"].items() if value is not None}
         sections["model"] = {"name": model_name(config)} | model_options(model_name(config)) | given
@@ -254,14 +253,14 @@ def eval_every(config: Config) -> int:
         return run.eval_every
     cohort = config.data.clients if run.cohort == "all" else run.cohort
     batch = TEST_SAMPLES if run.batch_size == "full" else run.batch_size
-    images = config.data.dataset in IMAGES and config.data.test_samples is None
-    dear = math.ceil(TEST_SAMPLES / (EVALUATION_SHARE * 2 * cohort * run.local_steps * batch)) if images else 1
+    large = (DATASETS[config.data.dataset].test or 0) >= TEST_SAMPLES and config.data.test_samples is None
+    dear = math.ceil(TEST_SAMPLES / (EVALUATION_SHARE * 2 * cohort * run.local_steps * batch)) if large else 1
     return max(1, run.rounds // 50, min(dear, run.rounds // 10))
 
 
 def model_name(config: Config) -> str:
     """Return the model: as asked, or the data set's usual one."""
-    return config.model.name or DEFAULT_MODELS.get(config.data.dataset, "mlp")
+    return config.model.name or DATASETS[config.data.dataset].model
 
 
 def absolute_place(algorithm: str) -> str:
@@ -272,13 +271,14 @@ def absolute_place(algorithm: str) -> str:
 
 def partition_name(config: Config) -> str:
     """Return the division of the data: as asked, or the data set's usual one."""
-    return config.data.partition or ("by-user" if config.data.dataset == "synthetic" else "dirichlet")
+    return config.data.partition or DATASETS[config.data.dataset].partition
 
 
 def division(config: Config) -> str:
     """Say how the clients differ: the partition, with its alpha where it has one."""
-    if config.data.dataset == QUADRATICS:
-        return config.data.heterogeneity
+    setting = DATASETS[config.data.dataset].differ_by
+    if setting != "partition":
+        return str(getattr(config.data, setting))
     name = partition_name(config)
     return f"{name} {config.data.alpha:g}" if name in WITH_ALPHA else name
 
@@ -295,10 +295,10 @@ class Problem:
 def problem_of(config: Config) -> Problem:
     """Load the data, divide it and build the model, all by the run's seed."""
     data, options = config.data, config.model.model_dump(exclude={"name"}, exclude_none=True)
-    if data.dataset == QUADRATICS:
-        made = quadratics(
-            data.clients, data.dim, heterogeneity=data.heterogeneity, sigma=data.sigma, seed=config.run.seed
-        )
+    make = DATASETS[data.dataset].make
+    if make is not None:
+        own = {key: value for key, value in data.model_dump().items() if key in DATASETS[data.dataset].options}
+        made = make(data.clients, seed=config.run.seed, **own)
         return Problem(made.model, made.federation, made.loss)
     federation = federation_of(config)
     classes = int(federation.labels.max()) + 1

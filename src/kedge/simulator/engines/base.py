@@ -2,17 +2,29 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kedge.round import Done
-from kedge.round import Work as Job
+from kedge.problem import Federation
+from kedge.round import Done, Work
 
-__all__ = ["Done", "Engine", "Job", "Loss", "compute_threads"]
+__all__ = ["Done", "Engine", "Loss", "Setup", "Work", "compute_threads"]
 
 Loss = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What an engine is made for."""
+
+    model: nn.Module
+    federation: Federation
+    loss: Loss
+    weight_decay: float
+    device: torch.device
 
 
 class Engine(Protocol):
@@ -24,7 +36,7 @@ class Engine(Protocol):
         """Return how many clients a group with minibatches of this size may have; None: all of a client's samples."""
         ...
 
-    def run(self, job: Job) -> Done:
+    def run(self, work: Work) -> Done:
         """Run the local steps of a group of clients. Whom it is with changes no bit of a client's result."""
         ...
 

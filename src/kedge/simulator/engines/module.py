@@ -6,8 +6,9 @@ every client, follow the gradients at the local model, and are averaged apart.
 """
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.local_steps import local_steps
 from kedge.problem import Federation
-from kedge.simulator.engines.base import Done, Job, Loss
+from kedge.simulator.engines.base import Done, Engine, Loss, Setup, Work
 
 
 def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
@@ -35,26 +36,41 @@ class FlatModule:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.module = copy.deepcopy(model).to(device)
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        if not self.parameters:
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        if not trained:
             raise UsageError("the model has no parameter to train")
+        _check_dtypes(trained)
+        self.parameters = list(trained.values())
+        self._frozen = frozen(self.module)
         self._shapes = [p.shape for p in self.parameters]
         self.initial = _flat(self.parameters, self.parameters[0])
-        # Statistics have the dtype of the parameters; tables of other dtypes and counters belong to nobody's average.
-        floating = [b for b in self.module.buffers() if b.dtype == self.initial.dtype]
+        # Tables of another dtype than the statistics, and counters, belong to nobody's average.
+        dtype = _statistics_dtype(self.module, self.initial.dtype)
+        floating = [b for b in self.module.buffers() if b.dtype == dtype]
         self.buffers = _flat(floating, self.initial)
         for buffer, view in zip(floating, views(self.buffers, [b.shape for b in floating]), strict=True):
             buffer.data = view
-        self._others = [(b, b.clone()) for b in self.module.buffers() if b.dtype != self.initial.dtype]
+        self._others = {name: (b, b.clone()) for name, b in self.module.named_buffers() if b.dtype != dtype}
         self._bound = self.initial.new_empty(0)
         self.bind(self.initial.clone())
 
     def enter(self, buffers: Tensor) -> None:
         """Start a client's training from the server's buffers; what is not averaged starts anew at every client."""
         self.module.train()
+        for module in self._frozen:
+            module.training = False
         self.buffers.copy_(buffers)
-        for buffer, initial in self._others:
+        for buffer, initial in self._others.values():
             buffer.copy_(initial)
+
+    def check_tables(self) -> None:
+        """Say it if training has changed a buffer that is not averaged because of its dtype."""
+        for name, (buffer, initial) in self._others.items():
+            if buffer.is_floating_point() and not torch.equal(buffer, initial):
+                raise UsageError(
+                    f"the buffer {name} of the model is of {buffer.dtype} and changes in training, "
+                    f"but the statistics that clients share are of {self.buffers.dtype}; give them one dtype"
+                )
 
     def bind(self, point: Vector) -> None:
         """Let the parameters be views of ``point``, (d,) or (1, d)."""
@@ -75,14 +91,40 @@ class FlatModule:
         return result.eval()
 
 
+def frozen(model: nn.Module) -> list[nn.Module]:
+    """Return the parts that ``eval()`` has frozen. A model wholly in evaluation mode has none: it is trained."""
+    parts = [module for module in model.modules() if not module.training]
+    return parts if any(module.training for module in model.modules()) else []
+
+
+def _check_dtypes(parameters: Mapping[str, Tensor]) -> None:
+    first = next(iter(parameters))
+    for name, value in parameters.items():
+        if not value.is_floating_point():
+            raise UsageError(f"the parameter {name} of the model is of {value.dtype}, but must be real")
+        if value.dtype != parameters[first].dtype:
+            raise UsageError(
+                f"the parameter {name} of the model is of {value.dtype}, but {first} is of {parameters[first].dtype}; "
+                "give all of them one dtype"
+            )
+
+
+def _statistics_dtype(model: nn.Module, usual: torch.dtype) -> torch.dtype:
+    """Return the dtype of BatchNorm's statistics, which may not be that of the parameters."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    return next((norm.running_mean.dtype for norm in norms if norm.running_mean is not None), usual)
+
+
 def try_model(flat: FlatModule, federation: Federation, loss: Loss, batch_size: int | None) -> bool:
-    """Run the model on a minibatch and check the labels; return whether it draws random numbers (dropout)."""
-    chosen = federation.indices[0][:batch_size]
+    """Run the model on the smallest client and check the labels; return whether it draws random numbers (dropout)."""
+    smallest = int(federation.sizes.argmin())
+    chosen = federation.indices[smallest][:batch_size]
     features, labels = federation.features[chosen], federation.labels[chosen]
     buffers, before = flat.buffers.clone(), _random_state(features.device)
     flat.enter(buffers)
     try:
         output = flat.module(features)
+        flat.check_tables()
         if is_cross_entropy(loss):
             _check_labels(output, federation)
         value = loss(output, labels)
@@ -90,6 +132,9 @@ def try_model(flat: FlatModule, federation: Federation, loss: Loss, batch_size: 
         raise
     except Exception as error:
         shape = tuple(features.shape)
+        if "more than 1 value per channel" in str(error):
+            who = f"batch_size is {batch_size}" if batch_size else f"client {smallest} has 1 sample"
+            raise UsageError(f"{who}, but BatchNorm needs more than one value per channel to train") from error
         raise UsageError(f"the model or the loss fails on a minibatch of shape {shape}: {error}") from error
     finally:
         drew = any(not torch.equal(a, b) for a, b in zip(before, _random_state(features.device), strict=True))
@@ -156,33 +201,33 @@ class Samples:
         return batch.permute(0, 3, 1, 2) if self._last else batch
 
 
-class ModuleEngine:
-    """Runs any module with autograd."""
+class Gradients(Protocol):
+    """Takes the gradients of a module's loss by all its trained parameters."""
 
-    name = "module"
+    def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+        """Return them at the parameters as they are; ``seed`` is for the module's random numbers."""
+        ...
 
-    def __init__(
-        self, model: nn.Module, federation: Federation, loss: Loss, weight_decay: float, device: torch.device
-    ) -> None:
-        self.flat = FlatModule(model, device)
-        self.federation = federation
-        self.loss = loss
-        self.weight_decay = weight_decay
+
+class ClientSteps:
+    """Runs the local steps of one client after the other on a flat module, whose ``gradients`` it is given."""
+
+    def __init__(self, flat: FlatModule, gradients: Gradients, federation: Federation, weight_decay: float) -> None:
+        self._flat = flat
+        self._gradients = gradients
+        self._federation = federation
+        self._weight_decay = weight_decay
         self._samples = Samples(federation.features)
 
-    def group(self, batch_size: int | None) -> int:
-        """Return how many clients a job may hold."""
-        return 1
-
-    def run(self, job: Job) -> Done:
+    def run(self, work: Work) -> Done:
         """Run a client's local steps."""
-        flat, calls = self.flat, 0
-        flat.enter(job.buffers)
-        (client,) = job.clients
-        own = self.federation.indices[client]
-        rows = None if job.batches is None else own[torch.from_numpy(job.batches[0]).to(own.device)]
-        features, labels, loaded = self.federation.features, self.federation.labels, -1
-        grad = torch.empty_like(job.start)
+        flat, calls = self._flat, 0
+        flat.enter(work.buffers)
+        (client,) = work.clients
+        own = self._federation.indices[client]
+        rows = None if work.batches is None else own[torch.from_numpy(work.batches[0]).to(own.device)]
+        features, labels, loaded = self._federation.features, self._federation.labels, -1
+        grad = torch.empty_like(work.start)
 
         def gradient(point: Vector, k: int, second: bool) -> Vector:
             nonlocal calls, features, labels, loaded
@@ -191,24 +236,56 @@ class ModuleEngine:
             if wanted != loaded:
                 chosen = own if rows is None else rows[k]
                 features = self._samples[chosen]
-                labels, loaded = self.federation.labels.index_select(0, chosen), wanted
+                labels, loaded = self._federation.labels.index_select(0, chosen), wanted
             flat.bind(point)
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
-            parts = self.gradients(features, labels, None if job.seeds is None else int(job.seeds[0, k]))
+            parts = self._gradients(features, labels, None if work.seeds is None else int(work.seeds[0, k]))
             torch.cat([part.reshape(-1) for part in parts], out=grad[0])
-            if self.weight_decay:
-                grad.add_(point, alpha=self.weight_decay)
+            if self._weight_decay:
+                grad.add_(point, alpha=self._weight_decay)
             if kept is not None:
                 flat.buffers.copy_(kept)
             return grad
 
-        local = local_steps(job.rule, job.start, job.eta, job.steps, gradient, job.needs)
+        local = local_steps(work.rule, work.start, work.eta, work.steps, gradient, work.needs)
         return Done(local, flat.buffers.clone(), calls)
 
-    def gradients(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
-        """Return the gradients by all parameters of the model as it is bound; ``seed`` is for its random numbers."""
+
+class Autograd:
+    """Takes the gradients of any module."""
+
+    def __init__(self, flat: FlatModule, loss: Loss) -> None:
+        self._flat = flat
+        self._loss = loss
+
+    def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+        """Return the gradients at the parameters as they are bound."""
         if seed is not None:
             torch.manual_seed(seed)
         with torch.enable_grad():
-            loss = self.loss(self.flat.module(features), labels)
-            return torch.autograd.grad(loss, self.flat.parameters, allow_unused=True, materialize_grads=True)
+            loss = self._loss(self._flat.module(features), labels)
+            parts = torch.autograd.grad(loss, self._flat.parameters, allow_unused=True, materialize_grads=True)
+        return [part if part.layout == torch.strided else part.to_dense() for part in parts]
+
+
+class ModuleEngine:
+    """Runs any module with autograd."""
+
+    name = "module"
+
+    def __init__(self, setup: Setup) -> None:
+        flat = FlatModule(setup.model, setup.device)
+        self._steps = ClientSteps(flat, Autograd(flat, setup.loss), setup.federation, setup.weight_decay)
+
+    def group(self, batch_size: int | None) -> int:
+        """Return how many clients a group may have."""
+        return 1
+
+    def run(self, work: Work) -> Done:
+        """Run a client's local steps."""
+        return self._steps.run(work)
+
+
+def builder(setup: Setup) -> Callable[[], Engine]:
+    """Return what makes an engine: it runs whatever torch can differentiate."""
+    return partial(ModuleEngine, setup)
