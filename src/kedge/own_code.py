@@ -52,9 +52,10 @@ class Place(NamedTuple):
             raise UsageError(f"{self} names the file {self.file}, which does not exist") from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{self} names a file that cannot be read: {error}") from None
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise UsageError(f"{self} names {self.file}, but that is not a regular file")
         with os.fdopen(file, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise UsageError(f"{self} names {self.file}, but that is not a regular file")
             return stream.read()
 
     def sha256(self) -> str:
