@@ -13,16 +13,17 @@ CORE = {"direction", "exchange", "algorithm", "local_steps", "cost", "round", "q
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
-    "keyed": set(),
+    "keyed": {"checks", "errors"},
     "files": {"errors"},
+    "own_code": {"errors"},
     "problem": SMALL,
-    "algorithms": CORE,
+    "algorithms": CORE | {"own_code"},
     "simulator": CORE | {"files", "problem"},
-    "runs": CORE | {"files", "problem", "simulator", "algorithms"},
+    "runs": CORE | {"files", "own_code", "problem", "simulator", "algorithms"},
     "report": CORE | {"files", "algorithms"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
-    "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
+    "cli": CORE | {"files", "own_code", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
 } | {name: CORE - {name} for name in CORE - SMALL}
 
 
