@@ -60,10 +60,9 @@ EvalEvery = Annotated[
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
 Workers = Annotated[int | None, _option("workers", RUN, "Processes, of which each has its share of the clients.")]
 Threads = Annotated[int | None, _option("threads", RUN, "Clients to run at once in a process.", "one a core")]
-Processes = Annotated[
+Jobs = Annotated[
     int | None,
     typer.Option(
-        "--workers",
         help="Runs at once, each in a process on one core; with 1, one after the other on all cores. "
         "Changes no result. Default: one a core.",
         rich_help_panel=RUN,

@@ -10,6 +10,7 @@ from kedge.cli.console import errors, output
 from kedge.cli.signals import StoppedError, stopping
 from kedge.cli.sweep_view import View, best_line, final_table, write_tables
 from kedge.errors import UsageError
+from kedge.problem.checks import whole
 from kedge.runs.directory import RunDirectory
 from kedge.runs.grid import parse_grid, short_keys, short_label
 from kedge.runs.sweep import FILE, METRICS, Plan, Sweep, absolute, absolute_axes, joined, read_plan
@@ -87,7 +88,7 @@ def sweep(
     engine: options.Engine = None,
     state_memory: options.StateMemory = None,
     checkpoint_every: options.CheckpointEvery = None,
-    processes: options.Processes = None,
+    jobs: options.Jobs = None,
     set_: options.Set = None,
     out: Annotated[
         Path | None, typer.Option(help="The directory: a new one, or one to go on with.", show_default=False)
@@ -98,9 +99,7 @@ def sweep(
     Every run is a directory of its own, DIR/runs/POINT-seedK. The same command again goes on where it stopped: what
     is finished is not done twice, what is not goes on from its checkpoint. More values or seeds extend the sweep.
     """
-    given = {
-        name: value for name, value in locals().items() if name not in ("resume", "processes") and value is not None
-    }
+    given = {name: value for name, value in locals().items() if name not in ("resume", "jobs") and value is not None}
     if resume is not None:
         if given:
             raise UsageError(f"--resume goes on with a sweep as it is, but {min(given).rstrip('_')} is given too")
@@ -120,7 +119,9 @@ def sweep(
             plan = joined(read_plan(path), plan)
         else:
             RunDirectory(path)
-    _play(plan, path, processes)
+    if jobs is not None:
+        whole("jobs", jobs, 1)
+    _play(plan, path, jobs)
 
 
 def _trials(search: str | None, trials: int | None) -> int | None:
@@ -131,9 +132,9 @@ def _trials(search: str | None, trials: int | None) -> int | None:
     return (DEFAULT_TRIALS if trials is None else trials) if search == "optuna" else None
 
 
-def _play(plan: Plan, path: Path, processes: int | None) -> None:
+def _play(plan: Plan, path: Path, jobs: int | None) -> None:
     with stopping() as stop:
-        going = Sweep(plan, path, processes, stop=stop)
+        going = Sweep(plan, path, jobs, stop=stop)
         with View(going):
             complete = going.run()
     if any(standing.outcomes for standing in going.standings.values()):

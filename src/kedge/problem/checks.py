@@ -3,23 +3,30 @@
 import inspect
 import math
 import numbers
+import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.errors import UsageError
+from kedge.errors import UsageError, shown
+
+MOST = 2**53
+"""No count is larger: a float still tells it from its neighbours."""
 
 
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def whole(name: str, value: Any, least: int, most: int = MOST) -> int:
     """Return ``value`` as an int, or say that it is not a whole number between ``least`` and ``most``."""
     good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not good or value < least or (most is not None and value > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name} is {value!r}, but must be a whole number {bounds}")
+    if not good or not least <= value <= most:
+        open_ended = most == MOST and not (good and value > most)
+        bounds = f"of at least {least}" if open_ended else f"from {least} to {most}"
+        raise UsageError(f"{name} is {shown(value)}, but must be a whole number {bounds}")
     return int(value)
 
 
@@ -30,19 +37,40 @@ def whole_seed(value: Any) -> int:
 
 def real(name: str, value: Any, *, positive: bool) -> float:
     """Return ``value`` as a float, or say that it is not finite and positive (or non-negative)."""
-    good = isinstance(value, numbers.Real) and math.isfinite(value)
+    try:
+        good = isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # a whole number that is no float
+        good = False
     if not good or value < 0 or (positive and value == 0):
-        raise UsageError(f"{name} is {value!r}, but must be finite and {'above' if positive else 'at least'} 0")
+        raise UsageError(f"{name} is {shown(value)}, but must be finite and {'above' if positive else 'at least'} 0")
     return float(value)
 
 
 def byte_size(name: str, value: Any) -> int:
     """Return bytes: ``value`` is their number, or text such as "500MB", "1.5 GB" or "2GiB"."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kmgt]?)(i?)b)?", str(value).strip(), re.IGNORECASE | re.ASCII)
+    text = value if isinstance(value, str) else shown(value)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kmgt]?)(i?)b)?", text.strip(), re.IGNORECASE | re.ASCII)
     if isinstance(value, bool | float) or match is None or (match[3] and not match[2]):
-        raise UsageError(f"{name} is {value!r}, but must be a size such as 500MB or 2GB")
+        raise UsageError(f"{name} is {shown(value)}, but must be a size such as 500MB or 2GB")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
+
+
+def memory() -> int:
+    """Return the bytes of memory that this machine, or the container that this is, has."""
+    try:
+        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # no such question on this system
+        has = 1 << 40
+    with suppress(OSError, ValueError):  # "max" is no number
+        has = min(has, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return has
+
+
+def fits(what: str, size: float) -> None:
+    """Refuse what needs more memory than there is, before any of it is taken."""
+    if size > memory():
+        raise UsageError(f"{what} would take {size / 1e9:.3g} GB of memory, but there are {memory() / 1e9:.3g} GB")
 
 
 def tensor(value: Any, what: str) -> Tensor:

@@ -11,6 +11,9 @@ from typing import Any
 from kedge.errors import UsageError
 from kedge.runs.config import parse_value
 
+POINTS = 100_000
+"""The most points of a grid."""
+
 _FORM = "but must have the form key=value,value,... or key=low..high[:log], as in algorithm.eta=0.01,0.1"
 _RANGE = re.compile(r"[^/,\"'\[{]*\.\.[^/,]*")  # unlike ../a/path
 _CLOSING = {"[": "]", "{": "}", '"': '"', "'": "'"}
@@ -139,6 +142,8 @@ def points(axes: Mapping[str, Axis]) -> list[Point]:
         if isinstance(axis, Range):
             raise UsageError(f"--grid has the range {key}={axis}, which needs --search optuna")
     choices = [axis.values for axis in axes.values() if isinstance(axis, Choices)]
+    if (count := math.prod(map(len, choices))) > POINTS:
+        raise UsageError(f"--grid has {count:.3g} points, but at most {POINTS} can be tried")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*choices)]
 
 

@@ -23,6 +23,9 @@ METRICS = {"test_accuracy": True, "test_loss": False}
 
 FILE = "sweep.toml"
 
+RUNS = 100_000
+"""The most runs of a sweep."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -53,8 +56,10 @@ class Plan:
         if self.metric not in METRICS:
             raise UsageError(f"metric is {self.metric!r}, but must be one of {', '.join(METRICS)}")
         for name, value, least in (("seeds", self.seeds, 1), ("halving", self.halving, 2), ("trials", self.trials, 1)):
-            if value is not None and value < least:
-                raise UsageError(f"{name} is {value}, but must be at least {least}")
+            if value is not None:
+                whole(name, value, least, RUNS)
+        if (runs := self.seeds * (self.trials or len(points(self.axes)))) > RUNS:
+            raise UsageError(f"the sweep has {runs} runs, but must have at most {RUNS}")
         if self.trials is not None:
             require_optuna()
         if self.halving is not None and self.trials is not None:

@@ -21,7 +21,7 @@ from kedge.cost import fresh
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Round
 from kedge.problem import Federation
-from kedge.problem.checks import real, whole, whole_seed
+from kedge.problem.checks import fits, real, whole, whole_seed
 from kedge.problem.keyed import LOSS, keyed, sample_cohort
 from kedge.simulator.cohort import AnyExchange, Cohorts, Reply
 from kedge.simulator.engines import Engine, FlatModule, Loss, make_engines, try_model
@@ -32,6 +32,12 @@ from kedge.simulator.shards import Replies, Values, completed, summed
 from kedge.simulator.store import ClientStore
 
 Weights = Literal["uniform", "size"]
+
+STEPS = 1_000_000
+"""The most local steps."""
+
+SHARDS = 65_536
+"""The most shards: every round visits all of them."""
 
 PORTION = 1 << 27
 """Bytes of client state that are copied at a time."""
@@ -52,9 +58,11 @@ class Settings:
     shards: int = 16  # of the clients: the most processes that a run can have
 
     def __post_init__(self) -> None:
-        for name, optional in (("cohort", True), ("local_steps", False), ("batch_size", True), ("shards", False)):
-            if not (optional and getattr(self, name) is None):
+        for name in ("cohort", "batch_size"):
+            if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
+        whole("local_steps", self.local_steps, 1, STEPS)
+        whole("shards", self.shards, 1, SHARDS)
         whole_seed(self.seed)
         if self.local_epochs is not None:
             real("local_epochs", self.local_epochs, positive=True)
@@ -112,6 +120,7 @@ class Simulation:
         self.buffers = self.flat.buffers.clone()
         self._steps = self._all_local_steps()
         self._mean_steps = int(self._steps.sum()) / len(self._steps)
+        self._check_draws()
         pool = self._hire(device)
         self._cohorts = Cohorts(
             self.federation, self.algorithm, self.settings, self._steps, self.clients, pool, x.to("meta"), self.random
@@ -238,7 +247,20 @@ class Simulation:
         if settings.local_epochs is None:
             return np.broadcast_to(np.int64(settings.local_steps), sizes.shape)
         steps = np.ceil(settings.local_epochs * sizes / (settings.batch_size or sizes))
-        return np.clip(steps, 1, 2**53).astype(np.int64)
+        if (most := float(steps.max())) > STEPS:
+            raise UsageError(
+                f"local_epochs is {settings.local_epochs:g}: {most:.3g} local steps, at most {STEPS} can be"
+            )
+        return np.maximum(steps, 1).astype(np.int64)
+
+    def _check_draws(self) -> None:
+        """Refuse minibatches of one client that do not fit in memory."""
+        most, size = Effort(int(self._steps.max())), self.settings.batch_size
+        for exchange in (*self.algorithm.opening(), *self.algorithm.exchanges(0)):
+            effort = exchange.effort(most)
+            if size is not None and effort.minibatches is not None:
+                # What is drawn: a number, an index and a candidate of each sample.
+                fits("the minibatches of one client", 24 * effort.steps * effort.minibatches * size)
 
     def advance(self) -> None:
         """Play the next round (before the first one, the opening)."""

@@ -39,5 +39,9 @@ def load_dataset(
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     check_options(f"data set {name!r}", DATASETS[name], options)
-    root = Path(data_dir or os.environ.get("KEDGE_DATA") or "~/.cache/kedge").expanduser()
+    root = Path(data_dir or os.environ.get("KEDGE_DATA") or "~/.cache/kedge")
+    try:
+        root = root.expanduser()
+    except RuntimeError:  # a user without a home: nothing is to be put into a folder named ~
+        download = False
     return DATASETS[name](Source(root, download, whole_seed(seed), progress), **options)
