@@ -65,13 +65,13 @@ def _toml(text: str) -> dict[str, Any]:
     """Read TOML; what cannot be read is a ValueError, whatever the reason."""
     try:
         content = tomllib.loads(text)
-        _check_values(content)
+        check_values(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return content
 
 
-def _check_values(values: Mapping[str, Any] | list[Any], place: str = "") -> None:
+def check_values(values: Mapping[str, Any] | list[Any], place: str = "") -> None:
     """Refuse, wherever they stand, whole numbers of more than the 64 bits that TOML promises, and text that it has not.
 
     Names of files may be any bytes but 0; what is written to `config.toml` may not.
@@ -83,7 +83,7 @@ def _check_values(values: Mapping[str, Any] | list[Any], place: str = "") -> Non
         if isinstance(value, str) and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in value):
             raise UsageError(f"{name} is {shown(value)}, but text in a configuration must be UTF-8 and without zeros")
         if isinstance(value, Mapping | list):
-            _check_values(value, name)
+            check_values(value, name)
 
 
 def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,14 +101,14 @@ def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[
 
 def check(raw: Mapping[str, Any]) -> Config:
     """Check a configuration; one sentence says the first thing that is wrong."""
-    _check_values(raw)
+    check_values(raw)
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise _sentence(error) from None
     if config.data.dataset not in {*DATASETS, QUADRATICS}:
         raise unknown("data set", config.data.dataset, [*DATASETS, QUADRATICS])
-    _check_values(config.model_dump())
+    check_values(config.model_dump())
     algorithm_of(config)
     settings_of(config)
     whole("rounds", config.run.rounds, 1)
