@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -168,48 +168,118 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["tests.warm"])
 
 
-def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[int], dice: random.Random) -> Fault:
-    """Send a signal at random moments until ``count`` have struck, resuming after each."""
-    fault, struck = Fault(f"{signal.Signals(number).name} at a random moment"), dict.fromkeys(algorithms, 0)
-    wholes, seconds = {}, {}
-    for name in algorithms:
-        path = work / name / "whole"
-        assert signalled(command(name, LONGER, path), number, 120) == 0
-        wholes[name] = Left.by(path)
-        seconds[name] = json.loads((path / "summary.json").read_text())["seconds"]
-    turn = 0
-    while fault.hit < count:
-        name = algorithms[turn % len(algorithms)]
-        path = work / name / f"{number}-{turn}"
-        turn += 1
-        span, before = 0.5 * seconds[name], 0
-        while not (path / "summary.json").exists():
+@dataclass
+class Struck:
+    """What kills have done to the runs of one algorithm; only runs that were compared in the end count."""
+
+    hit: int = 0
+    late: int = 0  # the run was over before
+    within: int = 0  # a file was being written
+    preparing: int = 0  # no round was played yet
+    runs: int = 0
+    lost: list[int] = field(default_factory=list)  # rounds that had to be played again
+
+    def add(self, other: "Struck") -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def row(self, name: str) -> str:
+        lost = f"{max(self.lost)} ({sum(self.lost) / len(self.lost):.1f})" if self.lost else "-"
+        return f"| {name} | {self.hit} | {self.preparing} | {self.within} | {self.runs} | {lost} | none |"
+
+
+class Kills:
+    """Signals at random moments, as many for every algorithm, resuming after each.
+
+    The n-th signal of an algorithm comes in the n-th of as many equal parts of the time, in random order: so they are
+    spread evenly over algorithms and moments, whatever the clock does. ``table`` keeps what was done, after every run
+    that was compared: the same command goes on from there.
+    """
+
+    def __init__(self, work: Path, count: int, algorithms: list[str], number: int, codes: set[int], seed: int) -> None:
+        self.work, self.number, self.codes, self.seed = work, number, codes, seed
+        each, more = divmod(count, len(algorithms))
+        self.quota = {name: each + (place < more) for place, name in enumerate(algorithms)}
+        self.struck = {name: Struck() for name in algorithms}
+        self.table: Path | None = None
+        self._wholes: dict[str, tuple[Left, float]] = {}
+
+    def run(self, table: Path | None = None) -> Fault:
+        """Strike until every algorithm has had its share."""
+        self.table = table
+        if table is not None and table.exists():
+            for name, done in json.loads(table.read_text()).items():
+                if name in self.struck:
+                    self.struck[name] = Struck(**done)
+        while waiting := [name for name in self.quota if self.struck[name].hit < self.quota[name]]:
+            name = min(waiting, key=lambda name: self.struck[name].hit / self.quota[name])
+            self.struck[name].add(self._one(name))
+            if table is not None:
+                content = json.dumps({name: asdict(struck) for name, struck in self.struck.items()})
+                kedge.files.write_atomically(table.absolute(), content.encode())
+        total = Struck()
+        for struck in self.struck.values():
+            total.add(struck)
+        title = f"{signal.Signals(self.number).name} at a random moment"
+        return Fault(title, total.hit + total.late, total.hit, total.lost, total.within)
+
+    def _whole(self, name: str) -> tuple[Left, float]:
+        """Return what an unbroken run leaves, and the seconds that it takes."""
+        if name not in self._wholes:
+            path = self.work / name / "whole"
+            assert signalled(command(name, LONGER, path), self.number, 600) == 0
+            seconds = json.loads((path / "summary.json").read_text())["seconds"]
+            self._wholes[name] = Left.by(path), seconds
+        return self._wholes[name]
+
+    def _moment(self, name: str, turn: int) -> tuple[float, bool]:
+        """Return when the signal comes, as a share of the time of a run, and whether while all is being prepared."""
+        dice = random.Random(f"{self.seed} {name} {self.number}")
+        parts = list(range(self.quota[name]))
+        dice.shuffle(parts)
+        own = random.Random(f"{self.seed} {name} {self.number} {turn}")
+        return (parts[turn] + own.random()) / self.quota[name], own.random() < 0.15
+
+    def _one(self, name: str) -> Struck:
+        """Strike one run until it is over or the algorithm has had its share, and compare it."""
+        whole, seconds = self._whole(name)
+        struck, first = Struck(runs=1), self.struck[name].hit
+        path = self.work / name / f"{self.number}-{first}"
+        # So much of it, that a run is struck about twice, and gets on in between.
+        span, before, patience = 0.5 * seconds, 0, 1.0
+        while not (path / "summary.json").exists() and first + struck.hit < self.quota[name]:
+            share, early = self._moment(name, first + struck.hit)
             resumable = (path / "config.toml").exists()
             arguments = ["resume", str(path)] if resumable else command(name, LONGER, path)
-            # Mostly while rounds are played, sometimes while all is being prepared.
-            begun = path / "config.toml" if dice.random() < 0.85 else None
-            if fault.hit >= count:
-                break
-            code = signalled(arguments, number, dice.uniform(0, span), begun)
-            fault.tried += 1
-            assert code in codes | {0}, code
-            if code:
-                fault.hit += 1
-                struck[name] += 1
-                fault.within += any(path.rglob("*.part"))
-                played, saved = progress(path)
-                # A machine that has become slower must not be killed before its first checkpoint for ever.
-                span, before = (span if saved > before else 1.3 * span), saved
-                if number == signal.SIGKILL:
-                    fault.lost.append(max(0, played - saved))
-                elif code > 0 and saved:
-                    assert played == saved, "a checkpoint of the last round"
-                    fault.lost.append(0)
+            begun = None if early else path / "config.toml"
+            code = signalled(arguments, self.number, patience * share * span, begun)
+            assert code in self.codes | {0}, code
+            if not code:
+                struck.late += 1
+                continue
+            struck.hit += 1
+            struck.within += any(path.rglob("*.part"))
+            played, saved = progress(path)
+            struck.preparing += not played
+            # A machine that has become slower must not be struck before its first checkpoint for ever.
+            patience, before = (patience if saved > before else 1.3 * patience), saved
+            if self.number == signal.SIGKILL:
+                struck.lost.append(max(0, played - saved))
+            elif code > 0 and saved:
+                assert played == saved, "a checkpoint of the last round"
+                struck.lost.append(0)
         if (path / "config.toml").exists():
-            finish(path, wholes[name])
-            shutil.rmtree(path)
-    print(f"{fault.name}: {', '.join(f'{name} {times}' for name, times in struck.items())}\n")
-    return fault
+            finish(path, whole)
+        else:  # it was struck before it had begun
+            assert signalled(command(name, LONGER, path), self.number, 600) == 0
+            assert Left.by(path) == whole
+        shutil.rmtree(path)
+        return struck
+
+    def rows(self) -> str:
+        """Return a table of all algorithms."""
+        head = "| algorithm | struck | before the first round | within a write | runs | played again, most (mean) | difference |"
+        return "\n".join([head, "|---" * 7 + "|", *(struck.row(name) for name, struck in self.struck.items())])
 
 
 # Calls of the system that fail.
@@ -400,10 +470,12 @@ def fill_disk(work: Path) -> list[Fault]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=60, help="how often SIGKILL must strike")
-    parser.add_argument("--signals", type=int, default=10, help="how often SIGTERM and Ctrl-C must strike, each")
+    parser.add_argument("--kills", type=int, default=60, help="how often SIGKILL must strike, over all algorithms")
+    parser.add_argument("--signals", type=int, default=10, help="how often SIGTERM, SIGHUP and Ctrl-C must, each")
     parser.add_argument("--algorithms", default=",".join(STATEFUL), help="to kill; by default all with client state")
+    parser.add_argument("--out", type=Path, help="a JSON file for the kills done so far, to go on with another time")
     parser.add_argument("--short", action="store_true", help="every failing call only once, and mount no disk")
+    parser.add_argument("--only-kills", action="store_true", help="nothing but SIGKILL")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -411,21 +483,27 @@ def main() -> None:
     memory = Path("/dev/shm")  # where to flush takes no time
     with tempfile.TemporaryDirectory(dir=memory if options.short and memory.is_dir() else None) as name:
         work = Path(name)
-        faults = [kill(work / "kill", options.kills, algorithms, signal.SIGKILL, {-signal.SIGKILL}, dice)]
-        if options.signals:
-            term, interrupt = {128 + signal.SIGTERM, -signal.SIGTERM}, {128 + signal.SIGINT}
-            faults.append(kill(work / "term", options.signals, algorithms[:1], signal.SIGTERM, term, dice))
-            faults.append(kill(work / "int", options.signals, algorithms[:1], signal.SIGINT, interrupt, dice))
-        failed = fail_writes(work / "writes", lambda number: number % 2 == 0)
-        if not options.short:
-            more = fail_writes(work / "writes-torn", lambda number: number % 2 == 1)
-            failed = [one.and_(other) for one, other in zip(failed, more, strict=True)]
-        faults += failed
-        faults += damage(work, dice)
-        faults += [] if options.short else fill_disk(work)
+        kills = Kills(work / "kill", options.kills, algorithms, signal.SIGKILL, {-signal.SIGKILL}, options.seed)
+        faults = [kills.run(options.out)]
+        print(f"{kills.rows()}\n")
+        if options.signals and not options.only_kills:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                codes = {128 + number} | ({-number} if number != signal.SIGINT else set())
+                place = work / f"signal-{number}"
+                faults.append(Kills(place, options.signals, algorithms[:1], number, codes, options.seed).run())
+        faults += [] if options.only_kills else others(work, dice, short=options.short)
     print("| fault | tried | struck | rounds played again, most (mean) | difference in the end |")
     print("|---|---|---|---|---|")
     print("\n".join(fault.row() for fault in faults))
+
+
+def others(work: Path, dice: random.Random, *, short: bool) -> list[Fault]:
+    """Break calls and files instead of processes."""
+    faults = fail_writes(work / "writes", lambda number: number % 2 == 0)
+    if not short:
+        more = fail_writes(work / "writes-torn", lambda number: number % 2 == 1)
+        faults = [one.and_(other) for one, other in zip(faults, more, strict=True)]
+    return [*faults, *damage(work, dice), *([] if short else fill_disk(work))]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Inputs that nobody wrote on purpose: by grammar, and by mutation of good ones. All by the dice that they are given."""
+"""Inputs that nobody wrote on purpose: by grammar, and by mutation of good ones. All by the dice they are given."""
 
 import gzip
 import hashlib
@@ -16,8 +16,8 @@ Dice = random.Random
 
 KEYS = [
     *(f"{section}.{key}" for section, field in Config.model_fields.items() for key in field.annotation.model_fields),
-    "algorithm.beta", "algorithm.gamma", "algorithm.opening_batches", "algorithm.mu", "algorithm.reference", "run.round",
-    "nothing.here", "data", ".", "", "a.b.c",
+    "algorithm.beta", "algorithm.gamma", "algorithm.opening_batches", "algorithm.mu", "algorithm.reference",
+    "run.round", "nothing.here", "data", ".", "", "a.b.c",
 ]  # fmt: skip
 
 WORDS = [
@@ -31,7 +31,8 @@ WORDS = [
 NUMBERS = [
     "0", "-0", "1", "2", "3", "-1", "0.0", "-0.0", "0.1", "1.5", "1e-300", "1e300", "1e308", "-1e308", "1e400", "nan",
     "inf", "-inf", "0x7fffffffffffffff", "9223372036854775807", "9223372036854775808", "-9223372036854775809",
-    "9007199254740993", "18446744073709551616", "1" + "0" * 400, "9" * 5000, "0x" + "f" * 5000, "0b1", "0o7", "1_0", "+3",
+    "9007199254740993", "18446744073709551616", "1" + "0" * 400, "9" * 5000, "0x" + "f" * 5000, "0b1", "0o7", "1_0",
+    "+3",
 ]  # fmt: skip
 
 
@@ -66,8 +67,11 @@ def toml(dice: Dice) -> bytes:
     for _ in range(dice.randrange(1, 6)):
         key = dice.choice(KEYS)
         section, _, name = key.partition(".")
-        lines += dice.choice([[f"[{section}]", f"{name} = {value(dice)}"], [f"{key} = {value(dice)}"],
-                              [f"[[{section}]]"], [f"{'a.' * dice.choice([1, 900, 3000])}b = 1"] if dice.random() < 0.1 else []])  # fmt: skip
+        deep = f"{'a.' * dice.choice([1, 900, 3000])}b = 1"
+        lines += dice.choice([
+            [f"[{section}]", f"{name} = {value(dice)}"], [f"{key} = {value(dice)}"], [f"[[{section}]]"],
+            [deep] if dice.random() < 0.1 else [],
+        ])  # fmt: skip
     content = "\n".join(lines).encode("utf-8", "surrogatepass")
     return mutated(content, dice) if dice.random() < 0.3 else content
 
@@ -90,10 +94,11 @@ def grid(dice: Dice) -> list[str]:
 
 
 OPTIONS = [
-    "--algorithm", "--eta", "--beta", "--gamma", "--dataset", "--data-dir", "--model", "--clients", "--partition", "--alpha",
-    "--rounds", "--cohort", "--local-steps", "--batch-size", "--weight-decay", "--seed", "--eval-every", "--device",
-    "--engine", "--workers", "--threads", "--state-memory", "--checkpoint-every", "--set", "--jobs", "--seeds", "--target",
-    "--algorithms", "--grid", "--halving", "--trials", "--search", "--metric", "--nothing", "-x", "--", "--help=1",
+    "--algorithm", "--eta", "--beta", "--gamma", "--dataset", "--data-dir", "--model", "--clients", "--partition",
+    "--alpha", "--rounds", "--cohort", "--local-steps", "--batch-size", "--weight-decay", "--seed", "--eval-every",
+    "--device", "--engine", "--workers", "--threads", "--state-memory", "--checkpoint-every", "--set", "--jobs",
+    "--seeds", "--target", "--algorithms", "--grid", "--halving", "--trials", "--search", "--metric", "--nothing",
+    "-x", "--", "--help=1",
 ]  # fmt: skip
 
 
@@ -150,7 +155,8 @@ def idx(dice: Dice) -> tuple[str, bytes]:
 _PIXELS, _LABELS = np.arange(2 * 3072, dtype=np.uint32).reshape(2, 3072).astype(np.uint8), np.array([3, 7])
 _PICKLES = [cifar_pickle(_PIXELS, _LABELS, protocol) for protocol in range(6)]
 _PICKLES.append(cifar_pickle_of_python_2(_PIXELS, _LABELS))
-_OPCODES = [b"cos\nsystem\n(Vtouch x\ntR", b"\x96" + (2**62).to_bytes(8, "little"), b"\x8e" + (2**62).to_bytes(8, "little"),
+_HUGE = (2**62).to_bytes(8, "little")
+_OPCODES = [b"cos\nsystem\n(Vtouch x\ntR", b"\x96" + _HUGE, b"\x8e" + _HUGE,
             b"B\xff\xff\xff\x7f", b"(" * 1000, b"cbuiltins\neval\n", b"]2" * 500, b"\x94", b"h\xff", b"Q"]  # fmt: skip
 
 
@@ -169,8 +175,9 @@ def cifar(dice: Dice) -> tuple[bool, bytes]:
 # Directories of runs: a file per name, of which one is forged.
 
 JUNK: list[Any] = [
-    None, True, False, 0, 1, 2, 3, 4, -1, 0.5, 1e300, 10**9, 10**18, 2**63, 10**400, float("nan"), float("inf"), "", "3",
-    "round", "../x", "../../outside/precious", "/etc/passwd", "\udcff", "a\0b", "x" * 3000, [], [1], {}, {"a": 1}, [[[]]],
+    None, True, False, 0, 1, 2, 3, 4, -1, 0.5, 1e300, 10**9, 10**18, 2**63, 10**400, float("nan"), float("inf"), "",
+    "3", "round", "../x", "../../outside/precious", "/etc/passwd", "\udcff", "a\0b", "x" * 3000, [], [1], {}, {"a": 1},
+    [[[]]],
 ]  # fmt: skip
 
 
@@ -268,9 +275,10 @@ def run_config(dice: Dice) -> str:
         "rounds": dice.choice([1, 2, 3]), "cohort": pick([1, 2, 3, "all"], [7]), "local_steps": dice.choice([1, 2, 3]),
         "batch_size": pick([1, 2, "full"], [64, 10**6]), "weight_decay": pick([0, 0.1], [1e300, -1]),
         "weights": dice.choice(["uniform", "size"]), "lost_replies": pick([0, 0.5, 0.999], [1]),
-        "seed": pick([0, 1, 2**63 - 1], [-1]), "eval_every": pick([1, 2, 10**9], [0]), "shards": pick([1, 16, 100], [0]),
+        "seed": pick([0, 1, 2**63 - 1], [-1]), "eval_every": pick([1, 2, 10**9], [0]),
+        "shards": pick([1, 16, 100], [0]),
         "state_memory": pick([0, "1kB", "4GB"], ["x"]), "checkpoint_every": pick([0, 1, "0.1s", "never", "auto"], [-1]),
-        "engine": pick(["auto", "module"], ["fused-mlp", "fused-cnn"]), "device": pick(["cpu"], ["meta", "cuda", "cpu:1"]),
+        "engine": pick(["auto", "module"], ["fused-mlp", "fused-cnn"]), "device": pick(["cpu"], ["meta", "cuda"]),
         "threads": pick([1, 2], [1000]), "eval_clients": dice.choice(["true", "false"]),
     }  # fmt: skip
     if dice.random() < 0.2:

@@ -1,7 +1,7 @@
-"""Feed everything that kedge reads with what nobody meant: no traceback, no hang, nothing written elsewhere, no code run.
+"""Feed all that kedge reads with what nobody meant: no traceback, no hang, nothing written elsewhere, no code run.
 
-`python -m tests.fuzz` is the long form, 100,000 inputs in some tens of minutes; the test suite runs a short one. An input
-is its target, its number and the seed: `--only manifest --first 123 --inputs 1` repeats one.
+`python -m tests.fuzz` is the long form, 100,000 inputs in some tens of minutes; the test suite runs a short one. An
+input is its target, its number and the seed: `--only manifest --first 123 --inputs 1` repeats one.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Guard:
     STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
 
     def __init__(self) -> None:
-        self.inside: str | None = None
+        self.inside: Path | None = None
         self.seen: list[str] = []
         sys.addaudithook(self._hear)
 
@@ -73,9 +73,9 @@ class Guard:
         if not isinstance(path, str | bytes | os.PathLike):
             return  # a file that is open already
         # The folder of a file may be a link, the file itself is meant as it is.
-        folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-        place = os.path.join(os.path.realpath(folder), name)
-        if place != os.devnull and not place.startswith(f"{self.inside}{os.sep}"):
+        meant = Path(os.fsdecode(path))
+        place = meant.parent.resolve() / meant.name
+        if str(place) != os.devnull and self.inside not in place.parents:
             self.seen.append(f"{event} {place}")
 
 
@@ -125,7 +125,7 @@ def _grid(dice: random.Random, folder: Path) -> bool:
     axes = parse_grid(forge.grid(dice))
     plan = Plan({}, axes)
     for key, axis in axes.items():
-        assert parse_grid([f"{key}={axis}"]) == {key: axis} or axis != axis, "what is written is read"
+        assert repr(parse_grid([f"{key}={axis}"])) == repr({key: axis}), "what is written is read"
     plan.check()
     first = {key: axis.values[0] for key, axis in axes.items() if isinstance(axis, Choices)}
     assert "/" not in point_name(first)
@@ -163,7 +163,8 @@ def _run(dice: random.Random, folder: Path) -> bool:
 # Directories of runs that somebody sent.
 
 TINY = ["--dataset", "quadratics", "--clients", "4", "--cohort", "2", "--local-steps", "1", "--batch-size", "full",
-        "--eta", "0.01", "--threads", "1", "--eval-every", "1", "--checkpoint-every", "1", "--set", "data.dim=3"]  # fmt: skip
+        "--eta", "0.01", "--threads", "1", "--eval-every", "1", "--checkpoint-every", "1", "--set",
+        "data.dim=3"]  # fmt: skip
 
 _BASES: dict[bool, forge.Files] = {}
 
@@ -222,8 +223,9 @@ class Target:
 
 
 TARGETS = {
-    "toml": Target(_toml), "set": Target(_set), "options": Target(_options), "grid": Target(_grid), "sweep": Target(_sweep),
-    "idx": Target(_idx), "cifar": Target(_cifar), "run": Target(_run, 1), "config": Target(_resume(_configuration), 1),
+    "toml": Target(_toml), "set": Target(_set), "options": Target(_options), "grid": Target(_grid),
+    "sweep": Target(_sweep), "idx": Target(_idx), "cifar": Target(_cifar), "run": Target(_run, 1),
+    "config": Target(_resume(_configuration), 1),
     "manifest": Target(_resume(forge.manifest), 1), "state": Target(_resume(forge.state, False), 1),
     "metrics": Target(_resume(forge.lines), 1), "summary": Target(_resume(forge.summary, True), 1),
 }  # fmt: skip
@@ -253,7 +255,7 @@ def feed(name: str, number: int, seed: int, folder: Path, score: Score) -> None:
     place, why = folder / "in", ""
     place.mkdir()
     os.environ["KEDGE_FUZZ"] = str(place)
-    GUARD.inside, GUARD.seen = os.path.realpath(folder), []
+    GUARD.inside, GUARD.seen = folder, []
     began = time.process_time()
     try:
         with _patience():
