@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import STATEFUL, Kills
+from tests.broken import STATEFUL
+from tests.kills import Kills
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL")
