@@ -31,7 +31,7 @@ from tests.kills import Kills
 class FailingOs:
     """`os`, of which the n-th of the calls that change files fails."""
 
-    CALLS = ("makedirs", "open", "write", "fsync", "replace", "unlink", "truncate")
+    CALLS = ("makedirs", "mkdir", "open", "write", "fsync", "replace", "unlink", "ftruncate")
 
     def __init__(self, fails: int = 0, code: int = errno.ENOSPC, torn: bool = False) -> None:
         self.count, self._fails, self._code, self._torn = 0, fails, code, torn
@@ -43,6 +43,8 @@ class FailingOs:
             return real
 
         def call(*arguments, **options):
+            if name == "open" and arguments[1] & os.O_NONBLOCK:  # to read
+                return real(*arguments, **options)
             self.count += 1
             if self.count != self._fails:
                 return real(*arguments, **options)

@@ -157,7 +157,5 @@ class Kills:
 
     def rows(self) -> str:
         """Return a table of all algorithms."""
-        head = (
-            "| algorithm | struck | before round 1 | within a write | runs | played again, most (mean) | changed |"
-        )
+        head = "| algorithm | struck | before round 1 | within a write | runs | played again, most (mean) | changed |"
         return "\n".join([head, "|---" * 7 + "|", *(struck.row(name) for name, struck in self.struck.items())])

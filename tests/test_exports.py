@@ -52,6 +52,9 @@ class Own(kedge.FedAvg):
 def test_an_algorithm_of_a_file_has_its_own_hyper_parameters(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)
+    with pytest.raises(kedge.UsageError, match=r"own\.py is code that nobody has consented to run"):
+        check({"algorithm": {"name": f"{file}:Own"}})
+    kedge.find_algorithm(f"{file}:Own")  # who calls this has named it
     made = algorithm_of(check({"algorithm": {"name": f"{file}:Own", "eta": 1, "often": 2}}))
     assert (type(made.eta), type(made.often)) == (float, int)
     with pytest.raises(kedge.UsageError, match=r"often of Own is 1\.5, but must be a whole number"):

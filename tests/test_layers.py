@@ -12,14 +12,15 @@ CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "cost"}
 ALLOWED = {
     "errors": set(),
     "files": {"errors"},
+    "own_code": {"errors"},
     "problem": {"errors"},
-    "algorithms": CORE,
+    "algorithms": CORE | {"own_code"},
     "simulator": CORE | {"files", "problem"},
-    "runs": CORE | {"files", "problem", "simulator", "algorithms"},
+    "runs": CORE | {"files", "own_code", "problem", "simulator", "algorithms"},
     "report": CORE | {"files", "algorithms"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
-    "cli": CORE | {"files", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
+    "cli": CORE | {"files", "own_code", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
 } | {name: CORE - {name} for name in CORE - {"errors"}}
 
 

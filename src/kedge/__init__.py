@@ -21,6 +21,7 @@ from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, gr
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Local, Nothing, Round
 from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
+from kedge.runs.reader import StoredRun, read_run, read_runs
 from kedge.runs.simulate import DivergedError, Result, simulate
 
 __version__ = version("kedge")
@@ -43,6 +44,7 @@ __all__ = [
     "Result",
     "Round",
     "SingleExchange",
+    "StoredRun",
     "UsageError",
     "Vector",
     "build_model",
@@ -53,5 +55,7 @@ __all__ = [
     "last_grad",
     "load_federation",
     "quadratics",
+    "read_run",
+    "read_runs",
     "simulate",
 ]

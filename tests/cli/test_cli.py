@@ -218,7 +218,7 @@ def test_a_configuration_holds_from_any_directory(tmp_path, monkeypatch):
     assert execute(["run", *QUICK, "--algorithm", "mine.py:Mine", "--out", "run"]) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert execute(["run", "../run/config.toml", "--out", "again"]) == 0
+    assert execute(["run", "../run/config.toml", "--out", "again", "--trust"]) == 0
     assert metrics(tmp_path / "run") == metrics(tmp_path / "elsewhere" / "again")
 
 

@@ -138,7 +138,7 @@ def test_a_write_that_fails_is_one_sentence_and_exit_1(capsys, monkeypatch):
 
     monkeypatch.setattr("kedge.files.os.fsync", full)
     assert run("run") == 1
-    assert capsys.readouterr().err == "kedge: run/config.toml cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == "kedge: run/fingerprint.json cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_sweep_over_an_algorithm_of_ones_own_holds_from_any_directory(tmp_path
         execute(["sweep", *QUICK, "--grid", "algorithm.name=../mine.py:Mine,fedavg", "--seeds", "1", "--out", "s"]) == 0
     )
     monkeypatch.chdir(tmp_path)
-    assert execute(["sweep", "--resume", "elsewhere/s"]) == 0
+    assert execute(["sweep", "--resume", "elsewhere/s", "--trust"]) == 0
     runs = tmp_path / "elsewhere" / "s" / "runs"
     assert sorted(path.name for path in runs.iterdir()) == ["nameMine-seed0", "namefedavg-seed0"]
     assert timeless(runs / "nameMine-seed0") == timeless(runs / "namefedavg-seed0")

@@ -164,7 +164,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("kedge.simulator.checkpoint.FORMAT", FORMAT + 1)
     save_some(tmp_path, [{0}])
     monkeypatch.undo()
-    with pytest.raises(kedge.UsageError, match="has format 2, but this version of kedge reads formats up to 1"):
+    with pytest.raises(kedge.UsageError, match="has format 3, but this version of kedge reads formats up to 2"):
         Checkpoints(tmp_path).load(NOTES["fingerprint"], 0)
 
 

@@ -1,7 +1,5 @@
 """The algorithms, one file a family, and the table by which everything else finds them."""
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 from kedge.algorithm import Algorithm
@@ -15,6 +13,7 @@ from kedge.algorithms.stem import Stem
 from kedge.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from kedge.algorithms.tracking import LED, VRLSGD, FedGATE
 from kedge.errors import UsageError, unknown
+from kedge.own_code import Place
 
 ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
     "fedavg": FedAvg,
@@ -49,28 +48,28 @@ ALIASES = {"fedcm": "fedavg-m"}
 
 
 def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
-    """Return the class of an algorithm by its id, an alias, or a place: ``my_file.py:MyAlgorithm``."""
-    if ":" in name:
-        return _from_file(*name.rsplit(":", 1))
+    """Return the class of an algorithm by its id, an alias, or a place: ``my_file.py:MyAlgorithm``.
+
+    The file runs: who calls this has named it.
+    """
+    place = Place.parse(name)
+    if place is not None:
+        place.trust()
+    return algorithm_class(name)
+
+
+def algorithm_class(name: str) -> type[Algorithm[Any, Any]]:
+    """Return the class of an algorithm; a file of one's own runs only if it is trusted."""
+    place = Place.parse(name)
+    if place is not None:
+        kind = place.load()
+        if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+            raise UsageError(f"{name} is not a kedge.Algorithm")
+        return kind
     name = ALIASES.get(name, name)
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, [*ALGORITHMS, *ALIASES])
     return ALGORITHMS[name]
-
-
-def _from_file(path: str, name: str) -> type[Algorithm[Any, Any]]:
-    if not Path(path).is_file():
-        raise UsageError(f"the algorithm {path}:{name} names the file {path}, which does not exist")
-    try:
-        found = runpy.run_path(path)
-    except Exception as error:
-        raise UsageError(f"the file {path} cannot be run: {type(error).__name__}: {error}") from error
-    if name not in found:
-        raise UsageError(f"the file {path} has no {name}")
-    kind = found[name]
-    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise UsageError(f"{path}:{name} is not a kedge.Algorithm")
-    return kind
 
 
 __all__ = [

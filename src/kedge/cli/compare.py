@@ -10,17 +10,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from kedge.algorithms import ALGORITHMS, ALIASES, find_algorithm
+from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class, find_algorithm
 from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
+from kedge.cli.run import RUNS
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError
-from kedge.files import write_csv
+from kedge.files import claimed, make_new_directory, refuse_link, write_csv
 from kedge.problem.checks import whole
 from kedge.report.comparison import Record, Summary, default_target, summarise
 from kedge.runs.batch import Event, Outcome, rehearse, run_batch
 from kedge.runs.config import Config, check, division
-from kedge.runs.directory import RunDirectory
+from kedge.runs.directory import check_place
 
 DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
 SEEDS = 1000
@@ -71,14 +72,15 @@ def compare(
     raw = options.configuration(config, set_, locals())
     chosen = _chosen(algorithms, raw)
     first = chosen[next(iter(chosen))]
-    path = out or options.new_directory(f"compare-{first.data.dataset}")
-    _check_target(path)
-    for settings in chosen.values():
-        rehearse(settings)
-    with stopping() as stop:
-        records, failures = _run_all(chosen, seeds, path, jobs, stop)
-    if records:
-        _report(records, target, path, first)
+    path = out or make_new_directory(RUNS, f"compare-{first.data.dataset}")
+    check_place(path)
+    with claimed(path, lambda: _check_content(path), new=out is None):
+        for settings in chosen.values():
+            rehearse(settings)
+        with stopping() as stop:
+            records, failures = _run_all(chosen, seeds, path, jobs, stop)
+        if records:
+            _report(records, target, path, first)
     for name, error in failures.items():
         errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
     if stop.signal is not None and len(records) + len(failures) < len(chosen) * seeds:
@@ -87,10 +89,12 @@ def compare(
         raise typer.Exit(1)
 
 
-def _check_target(path: Path) -> None:
+def _check_content(path: Path) -> None:
     """Refuse a directory that holds anything but a comparison."""
-    if not (path / "runs").is_dir() or {file.name for file in path.iterdir()} - FILES:
-        RunDirectory(path)
+    holds = {file.name for file in path.iterdir()}
+    if holds and ("runs" not in holds or holds - FILES):
+        raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")
+    refuse_link(path / "runs")
 
 
 def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
@@ -130,7 +134,7 @@ def _participating(chosen: dict[str, Config]) -> dict[str, Config]:
     run, data = next(iter(chosen.values())).run, next(iter(chosen.values())).data
     if run.cohort == "all" or run.cohort == data.clients:
         return chosen
-    left_out = [name for name, config in chosen.items() if find_algorithm(config.algorithm.name).full_participation]
+    left_out = [name for name, config in chosen.items() if algorithm_class(config.algorithm.name).full_participation]
     if left_out:
         errors.print(f"Left out, because they need every client in every round: {', '.join(left_out)}", soft_wrap=True)
     return {name: config for name, config in chosen.items() if name not in left_out}

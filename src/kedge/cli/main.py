@@ -16,6 +16,7 @@ from kedge.cli.console import guard, output, say
 from kedge.cli.signals import StoppedError
 from kedge.errors import LostProcessError, RunWarning, UsageError
 from kedge.files import WriteError
+from kedge.own_code import consent_ends
 from kedge.runs.launch import LOST
 from kedge.runs.simulate import DivergedError
 
@@ -72,7 +73,7 @@ def main() -> None:
 
 def execute(arguments: list[str] | None = None) -> int:
     """Run the command line with these arguments, or the process's own; return the exit code."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), consent_ends():
         warnings.simplefilter("always", RunWarning)
         warnings.showwarning = _show_warning
         return _execute(arguments)

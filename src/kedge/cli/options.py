@@ -101,11 +101,3 @@ def _assignment(text: str) -> tuple[str, Any]:
 def short_name(algorithm: str) -> str:
     """Return an id as it is, and of ``my_file.py:MyAlgorithm`` the class alone."""
     return algorithm.rpartition(":")[2]
-
-
-def new_directory(stem: str) -> Path:
-    """Return the first of runs/STEM-1, runs/STEM-2, ... that does not exist."""
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli import options
-from kedge.cli.console import errors, output
+from kedge.cli import consent, options
+from kedge.cli.console import output, say
 from kedge.cli.run import play, result_line
 from kedge.errors import UsageError
-from kedge.runs.config import check, load_toml, merged, resolved
+from kedge.runs.config import check, merged, resolved
 from kedge.runs.directory import RunDirectory
+from kedge.runs.reader import CONFIG, MODEL, read_config, read_summary
 
 
 def resume(
@@ -19,30 +20,34 @@ def resume(
     device: options.Device = None,
     workers: options.Workers = None,
     threads: options.Threads = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Go on with a run that was interrupted: the result is that of an uninterrupted one, to the bit.
 
     Of a run that is finished, print the result; --rounds goes on with it.
     """
-    file = directory / "config.toml"
-    if not file.is_file():
-        raise UsageError(f"{directory} has no config.toml, so it is not the directory of a `kedge run`")
-    raw = merged(load_toml(file), [("run.rounds", rounds)] if rounds is not None else [])
+    sections = read_config(directory)
+    if sections is None:
+        raise UsageError(f"{directory} has no {CONFIG}, so it is not the directory of a `kedge run`")
+    sections = consent.settle(sections, directory / CONFIG, named=[], trust=trust)
+    raw = merged(sections, [("run.rounds", rounds)] if rounds is not None else [])
     here = {"run.device": device, "run.workers": workers, "run.threads": threads}
     there, settings = check(raw), check(merged(raw, [(key, value) for key, value in here.items() if value is not None]))
     run_directory = RunDirectory(directory, resolved(there), resume=True)
     name = options.short_name(there.algorithm.name)
-    summary = run_directory.summary()
+    summary = read_summary(directory)
     if summary is not None and "diverged_in_round" in summary:
-        errors.print(f"kedge: {name} in {directory} diverged in round {summary['diverged_in_round']}", soft_wrap=True)
+        say(f"{name} in {directory} diverged in round {summary['diverged_in_round']}")
         raise typer.Exit(1)
     if summary is not None and rounds is not None and rounds < summary["round"]:
         raise UsageError(f"rounds is {rounds}, but the run in {directory} has already played {summary['round']}")
     if summary is not None and summary["round"] >= there.run.rounds:
-        output.print(result_line(name, summary, summary["engine"]), highlight=False, soft_wrap=True)
-        output.print(
-            f"The run in {directory} is finished; `kedge resume {directory} --rounds N` goes on with it.",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
-        return
+        if (directory / MODEL).is_file():
+            for line in (
+                result_line(name, summary, summary["engine"]),
+                f"The run in {directory} is finished; `kedge resume {directory} --rounds N` goes on with it.",
+            ):
+                output.print(line, markup=False, highlight=False, soft_wrap=True)
+            return
+        say(f"{directory / MODEL} is missing; it is written again from the last checkpoint")
     play(settings, run_directory, resume=True)

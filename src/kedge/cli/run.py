@@ -1,17 +1,24 @@
 """`kedge run`: one algorithm, one federation."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from kedge.cli import options
+from kedge.cli import consent, options
 from kedge.cli.console import errors, figure, output, progress_bar, say, size
 from kedge.cli.signals import StoppedError, stopping
 from kedge.errors import UsageError
-from kedge.runs.config import Config, problem_of, resolved, run_config
-from kedge.runs.directory import Row, RunDirectory
+from kedge.files import make_new_directory
+from kedge.runs.config import Config, check, problem_of, resolved, run_config
+from kedge.runs.directory import RunDirectory
 from kedge.runs.launch import check_workers, is_follower, is_rank, joined, launch
+from kedge.runs.reader import Row, read_summary
+
+RUNS = Path("runs")
+"""Where runs go that have no --out."""
 
 
 def run(
@@ -41,19 +48,22 @@ def run(
     checkpoint_every: options.CheckpointEvery = None,
     set_: options.Set = None,
     out: options.Out = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Run one algorithm on one federation.
 
     Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients of very unequal labels, 4 of them a round.
     """
-    settings = options.checked(config, set_, locals())
+    raw = options.configuration(config, set_, locals())
+    named = [options.configuration(None, set_, locals()).get("algorithm", {}).get("name")]
+    settings = check(consent.settle(raw, config, named=named, trust=trust))
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():
         raise UsageError("a run of several processes needs --out, so that all of them mean the same directory")
-    path = out or options.new_directory(f"{settings.data.dataset}-{name}")
+    path = out or make_new_directory(RUNS, f"{settings.data.dataset}-{name}")
     # A launcher starts its processes again after a failure, with the same command: then it means to go on.
-    directory = RunDirectory(path, resolved(settings), resume=is_rank())
-    if is_rank() and directory.summary() is not None:
+    directory = RunDirectory(path, resolved(settings), resume=is_rank(), new=out is None)
+    if is_rank() and read_summary(path) is not None:
         raise UsageError(f"out is {path}, but that directory holds a finished run; nothing was overwritten")
     play(settings, directory, resume=is_rank())
 
@@ -70,7 +80,9 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
         return
     with joined():
         output.quiet = errors.quiet = is_follower()
-        _play(settings, directory, resume=resume)
+        # Taken before the data is loaded: a second run that means the same directory is refused at once.
+        with nullcontext() if is_follower() else directory.opened():
+            _play(settings, directory, resume=resume)
 
 
 def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:

@@ -1,18 +1,22 @@
 """`kedge sweep`: one configuration at many points, several runs at once."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kedge.cli import options
+from kedge.cli import consent, options
 from kedge.cli.console import errors, output
+from kedge.cli.run import RUNS
 from kedge.cli.signals import StoppedError, stopping
 from kedge.cli.sweep_view import View, best_line, final_table, write_tables
 from kedge.errors import UsageError
+from kedge.files import claimed, make_new_directory
 from kedge.problem.checks import whole
-from kedge.runs.directory import RunDirectory
-from kedge.runs.grid import parse_grid, short_keys, short_label
+from kedge.runs.directory import check_place
+from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
 from kedge.runs.sweep import FILE, METRICS, Plan, Sweep, absolute, absolute_axes, joined, read_plan
 
 SWEEP = "Sweep"
@@ -93,35 +97,62 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="The directory: a new one, or one to go on with.", show_default=False)
     ] = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Try many settings, several runs at once, and say which is best.
 
     Every run is a directory of its own, DIR/runs/POINT-seedK. The same command again goes on where it stopped: what
     is finished is not done twice, what is not goes on from its checkpoint. More values or seeds extend the sweep.
     """
-    given = {name: value for name, value in locals().items() if name not in ("resume", "jobs") and value is not None}
-    if resume is not None:
-        if given:
-            raise UsageError(f"--resume goes on with a sweep as it is, but {min(given).rstrip('_')} is given too")
-        path, plan = resume, read_plan(resume)
-    else:
-        base = absolute(options.configuration(config, set_, given))
-        axes = absolute_axes(parse_grid(grid or []))
-        for name, key in options.KEYS.items():
-            if name in given and key in axes:
-                raise UsageError(
-                    f"{key} is given twice: --grid tries its values, and --{name.replace('_', '-')} sets it"
-                )
-        tried = _trials(search, trials)
-        plan = Plan(base, axes, 3 if seeds is None else seeds, metric or "test_accuracy", halving, tried)
-        path = out or options.new_directory("sweep")
-        if (path / FILE).is_file():
-            plan = joined(read_plan(path), plan)
-        else:
-            RunDirectory(path)
+    given = {
+        name: value for name, value in locals().items() if name not in ("resume", "jobs", "trust") and value is not None
+    }
+    if resume is not None and given:
+        raise UsageError(f"--resume goes on with a sweep as it is, but {min(given).rstrip('_')} is given too")
+    asked = None if resume is not None else _asked(config, set_, given, trust=trust)
     if jobs is not None:
         whole("jobs", jobs, 1)
-    _play(plan, path, jobs)
+    path = resume or out or make_new_directory(RUNS, "sweep")
+    check_place(path)
+    if resume is not None:
+        read_plan(path)  # before a lock would make a directory
+
+    with claimed(path, new=resume is None and out is None):
+        plan = _joined(path, asked, trust=trust)
+        _play(plan, path, jobs)
+
+
+def _asked(config: Path | None, set_: list[str] | None, given: Mapping[str, Any], *, trust: bool) -> Plan:
+    """Return the sweep that the command line describes; what it names may run."""
+    grid, seeds, metric, halving = (given.get(name) for name in ("grid", "seeds", "metric", "halving"))
+    axes = absolute_axes(parse_grid(grid or []))
+    for name, key in options.KEYS.items():
+        if name in given and key in axes:
+            raise UsageError(f"{key} is given twice: --grid tries its values, and --{name.replace('_', '-')} sets it")
+    named = [options.configuration(None, set_, given).get("algorithm", {}).get("name"), *_names(axes)]
+    base = absolute(consent.settle(options.configuration(config, set_, given), config, named=named, trust=trust))
+    tried = _trials(given.get("search"), given.get("trials"))
+    return Plan(base, axes, 3 if seeds is None else seeds, metric or "test_accuracy", halving, tried)
+
+
+def _joined(path: Path, asked: Plan | None, *, trust: bool) -> Plan:
+    """Return the sweep to run: as asked, with what the directory already has; its code needs consent."""
+    if not os.path.lexists(path / FILE):
+        if asked is None:
+            return read_plan(path)
+        if any(path.iterdir()):
+            raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")
+        return asked
+    there = read_plan(path)
+    plan = there if asked is None else joined(there, asked)
+    method = plan.base.get("algorithm", {})
+    consent.allow([], [method.get("name"), *_names(plan.axes)], path / FILE, trust=trust)
+    return plan
+
+
+def _names(axes: Mapping[str, Axis]) -> list[Any]:
+    axis = axes.get("algorithm.name")
+    return list(axis.values) if isinstance(axis, Choices) else []
 
 
 def _trials(search: str | None, trials: int | None) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kedge.files import write_csv
 from kedge.reproduce.plan import Case, Hyper
-from kedge.runs.directory import Row
+from kedge.runs.reader import Row
 
 LAST = 0.2
 """What counts as the end of a run: the evaluations of its last fifth, whose mean is less noisy than the last one."""

@@ -12,26 +12,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from kedge.errors import RunWarning, UsageError
-from kedge.files import WriteError, locked, make_directory
+from kedge.files import WriteError, claimed, refuse_link
 from kedge.problem.checks import whole
 from kedge.runs.config import (
+    IMAGES,
     Config,
     Problem,
     algorithm_of,
-    check,
     eval_every,
-    load_toml,
     problem_of,
     resolved,
     run_config,
     settings_of,
 )
-from kedge.runs.directory import Row, RunDirectory, to_toml
+from kedge.runs.directory import RunDirectory, to_toml
 from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
+from kedge.runs.reader import FINGERPRINT, MODEL, Row, read_config, read_fingerprint, read_rows, read_summary
 from kedge.runs.simulate import DivergedError
 from kedge.simulator import Simulation
+from kedge.simulator.checkpoint import refuse_difference
+from kedge.simulator.fingerprint import data_fingerprint
 
 FREE = frozenset({
     ("run", "rounds"), ("run", "device"), ("run", "engine"), ("run", "workers"), ("run", "threads"),
@@ -121,11 +124,11 @@ def run_batch(
                 if outcome is not None:  # else it was stopped
                     end(name, outcome)
             case Ended(error):
-                end(name, Outcome(root / name, _rows(root / name), error=error))
+                end(name, Outcome(root / name, read_rows(root / name).rows, error=error))
 
-    make_directory(root)
-    with locked(root):
+    with claimed(root):
         before = {name: read_outcome(root / name, config) for name, config in jobs.items()}
+        _check_data({root / name: jobs[name] for name, outcome in before.items() if outcome is not None})
         for name, outcome in before.items():
             if outcome is not None:
                 end(name, outcome, found=True)
@@ -146,15 +149,18 @@ def available_cores() -> int:
 
 def read_outcome(path: Path, config: Config) -> Outcome | None:
     """Return what the run in a directory came to in the rounds of ``config``; None if it has yet to play some."""
-    directory = RunDirectory(path, resume=True)
+    refuse_link(path)
+    RunDirectory(path, resume=True)
     _check_same(path, config)
-    summary, rows, rounds = directory.summary(), directory.metrics(), config.run.rounds
+    summary, rows, rounds = read_summary(path), read_rows(path).rows, config.run.rounds
     # As a run of just these rounds would have them: one that was shorter or longer has a row where it ended.
     every = eval_every(config)
     history = [row for row in rows if row["round"] == rounds or (row["round"] < rounds and row["round"] % every == 0)]
     diverged = None if summary is None else summary.get("diverged_in_round")
     if diverged is not None and diverged <= rounds:
         return Outcome(path, history, diverged)
+    if summary is not None and diverged is None and not (path / MODEL).is_file():
+        return None  # to be written again from the checkpoint
     evaluated = bool(history) and history[-1]["round"] == rounds
     # A row may be there although the run was killed before its model was: it is whole if there is a summary, or more.
     return Outcome(path, history) if evaluated and (summary is not None or rows[-1]["round"] > rounds) else None
@@ -168,20 +174,47 @@ def rehearse(config: Config) -> None:
 
 
 def _check_same(path: Path, config: Config) -> None:
-    """Refuse a directory whose run has another configuration."""
-    file = path / "config.toml"
-    if not file.exists():
+    """Refuse a directory whose run has another configuration; what it names is compared and not run."""
+    there = read_config(path)
+    if there is None:
         return
-    there, here = (tomllib.loads(to_toml(resolved(run))) for run in (check(load_toml(file)), config))
-    for section, values in here.items():
-        for key in dict.fromkeys([*there[section], *values]):
-            ours, theirs = values.get(key), there[section].get(key)
-            if (section, key) not in FREE and ours != theirs:
-                raise UsageError(f"{path} is of another run: {section}.{key} is {theirs!r} there, but {ours!r} here")
+    here = tomllib.loads(to_toml(resolved(config)))
+    for section in dict.fromkeys([*here, *there]):
+        before, now = there.get(section, {}), here.get(section, {})
+        for key in dict.fromkeys([*before, *now]):
+            theirs, ours = before.get(key, _default(section, key)), now.get(key)
+            if (section, key) in FREE or ours == theirs:
+                continue
+            if (section, key) == ("algorithm", "sha256") and before.get("name") == now.get("name"):
+                raise UsageError(f"{path} is of another run: {now['name']} has changed since")
+            raise UsageError(f"{path} is of another run: {section}.{key} is {theirs!r} there, but {ours!r} here")
 
 
-def _rows(path: Path) -> list[Row]:
-    return RunDirectory(path, resume=True).metrics()
+def _default(section: str, key: str) -> Any:
+    """Return what a setting is that an older version did not write."""
+    kind: Any = Config.model_fields[section].annotation if section in Config.model_fields else Config
+    return kind.model_fields[key].default if key in kind.model_fields else None
+
+
+def _check_data(finished: Mapping[Path, Config]) -> None:
+    """Refuse finished runs that are of other data than these configurations would load."""
+    seen: dict[str, dict[str, str]] = {}
+    unknown = 0
+    for path, config in finished.items():
+        there = read_fingerprint(path)
+        if there is None:
+            unknown += 1
+            continue
+        data = config.data
+        # The files of a data set are the same whatever is drawn by the seed; but not always those that are tested.
+        common = data.dataset in IMAGES and data.test_samples is None and not data.holdout
+        key = repr((data.dataset, data.data_dir) if common else (data, config.run.seed))
+        if key not in seen:
+            seen[key] = data_fingerprint(_problem(_Wanted(_key(config), config)).federation)
+        refuse_difference(path / FINGERPRINT, {name: there.get(name) for name in seen[key]}, seen[key])
+    if unknown:
+        text = f"{unknown} finished runs have no {FINGERPRINT}, so that their data cannot be compared"
+        warnings.warn(text, RunWarning, stacklevel=3)
 
 
 def play_alone(job: Job, send: Send, stop: Stop) -> None:

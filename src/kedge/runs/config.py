@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm, is_whole
-from kedge.algorithms import find_algorithm
+from kedge.algorithms import algorithm_class
 from kedge.errors import UsageError, shown, unknown
+from kedge.own_code import Place
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options, quadratics
 from kedge.problem.checks import byte_size, whole
 from kedge.problem.partition import WITH_ALPHA
@@ -42,7 +43,7 @@ DEFAULT_MODELS = {"synthetic": "logistic"}
 def load_toml(path: Path) -> dict[str, Any]:
     """Read a configuration file."""
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_bytes().decode()
     except OSError as error:
         raise UsageError(f"the configuration {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -151,7 +152,8 @@ def _sentence(error: ValidationError) -> UsageError:
 def algorithm_of(config: Config) -> Algorithm[Any, Any]:
     """Build the algorithm, with every hyper-parameter checked."""
     hyper = config.algorithm.model_dump()
-    kind = find_algorithm(hyper.pop("name"))
+    _check_source(config.algorithm.name, hyper.pop("sha256"))
+    kind = algorithm_class(hyper.pop("name"))
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name, value in hyper.items():
         if name not in fields:
@@ -160,6 +162,18 @@ def algorithm_of(config: Config) -> Algorithm[Any, Any]:
         if isinstance(value, int) and not isinstance(value, bool) and not is_whole(fields[name]):
             hyper[name] = float(value)
     return kind(**hyper)
+
+
+def _check_source(name: str, recorded: str | None) -> None:
+    """Refuse an algorithm of one's own whose file is not the one that the configuration was written for."""
+    place = Place.parse(name)
+    if recorded is not None and place is None:
+        raise UsageError(f"algorithm.sha256 is set, but {name} is not a file")
+    if recorded is not None and place is not None and (now := place.sha256()) != recorded:
+        raise UsageError(
+            f"{place.file} has changed since the configuration was written: its SHA-256 is {now[:12]}..., "
+            f"but algorithm.sha256 is {recorded[:12]}..."
+        )
 
 
 def settings_of(config: Config) -> Settings:
@@ -184,6 +198,8 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
     sections["algorithm"] = {"name": config.algorithm.name, **dataclasses.asdict(algorithm_of(config))}
     sections["run"]["eval_every"] = eval_every(config)
     sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
+    if (place := Place.parse(config.algorithm.name)) is not None:
+        sections["algorithm"]["sha256"] = place.sha256()
     sections["data"]["data_dir"] = config.data.data_dir and str(Path(config.data.data_dir).absolute())
     if config.data.dataset == QUADRATICS:
         sections["model"] = {}
@@ -219,8 +235,8 @@ def model_name(config: Config) -> str:
 
 def absolute_place(algorithm: str) -> str:
     """Return an id as it is, and of ``my_file.py:MyAlgorithm`` a place that holds from any directory."""
-    path, colon, name = algorithm.rpartition(":")
-    return f"{Path(path).absolute()}:{name}" if colon else algorithm
+    place = Place.parse(algorithm)
+    return str(place.absolute()) if place is not None else algorithm
 
 
 def partition_name(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""A run's directory: plain files that anything can read, written so that a crash leaves them readable."""
+"""A run's directory while it is written: plain files, so that a crash leaves them readable. `reader` reads them."""
 
 import json
 import os
@@ -13,13 +13,23 @@ from safetensors.torch import save
 from torch import Tensor
 
 from kedge.errors import UsageError
-from kedge.files import PART, append, cut, flush, locked, make_directory, remove, write_atomically
-
-Row = dict[str, float]
+from kedge.files import PART, append, claimed, cut, flush, refuse_link, remove, write_atomically
+from kedge.runs.reader import (
+    CHECKPOINTS,
+    CONFIG,
+    FINGERPRINT,
+    METRICS,
+    MODEL,
+    SUMMARY,
+    Row,
+    read_fingerprint,
+    read_rows,
+)
+from kedge.simulator.checkpoint import refuse_difference
 
 
 class RunDirectory:
-    """`config.toml`, `metrics.jsonl`, `checkpoint/`, `model.safetensors` and `summary.json` of one run."""
+    """Writes `config.toml`, `fingerprint.json`, `metrics.jsonl`, `checkpoint/`, `model.safetensors`, `summary.json`."""
 
     def __init__(
         self,
@@ -27,119 +37,106 @@ class RunDirectory:
         config: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         resume: bool = False,
+        new: bool = False,
     ) -> None:
-        """Check that the directory can be made or, to resume, holds a run; nothing is written before `opened`."""
+        """Check that the directory can be made or, to resume, holds a run; nothing is written before `opened`.
+
+        ``new``: it was made by `make_new_directory`, and is removed again if nothing is written to it.
+        """
         self.path = Path(path)
         self._config = config
-        try:
-            existing = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
-        except OSError as error:
-            raise UsageError(f"out is {str(self.path)[:60]}..., but it cannot be made: {error.strerror}") from error
-        if not existing.is_dir():
-            raise UsageError(f"out is {self.path}, but {existing} is not a directory")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise UsageError(f"out is {self.path}, but {existing} cannot be written")
-        if existing == self.path:
-            self._check_content(resume)
+        self._resume = resume
+        self._new = new
+        self._held = False
+        check_place(self.path)
+        if self.path.exists():
+            self._check_content()
 
-    def _check_content(self, resume: bool) -> None:
-        holds = {p.name for p in self.path.iterdir()} - {self._configuration.name + PART}
-        ours = holds & {self._configuration.name, self._metrics.name, self.checkpoints.name}
-        if not holds or (ours and resume):
+    def _check_content(self) -> None:
+        holds = {p.name for p in self.path.iterdir()} - {CONFIG + PART, FINGERPRINT, FINGERPRINT + PART}
+        ours = holds & {CONFIG, METRICS, CHECKPOINTS}
+        if not holds or (ours and self._resume):
             return
-        if not ours or self.summary() is not None:
+        if not ours or SUMMARY in holds:
             raise UsageError(f"out is {self.path}, but that directory is not empty; nothing was overwritten")
-        way = f"`kedge resume {self.path}`" if self._configuration.name in ours else "simulate(..., resume=True)"
+        way = f"`kedge resume {self.path}`" if CONFIG in ours else "simulate(..., resume=True)"
         raise UsageError(f"out is {self.path}, but that directory holds an unfinished run; {way} goes on with it")
 
     @property
     def checkpoints(self) -> Path:
         """Where the checkpoints are."""
-        return self.path / "checkpoint"
-
-    @property
-    def _configuration(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def _summary(self) -> Path:
-        return self.path / "summary.json"
+        return self.path / CHECKPOINTS
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the directory and hold it."""
-        make_directory(self.path)
-        with locked(self.path):
+        """Make the directory and hold it; within, this may be called again."""
+        if self._held:
             yield
+            return
+        with claimed(self.path, self._check_content, new=self._new):
+            self._held = True
+            try:
+                refuse_link(self.checkpoints)
+                yield
+            finally:
+                self._held = False
 
     def write_configuration(self) -> None:
         """Write the complete configuration, if there is one."""
         if self._config is not None:
-            write_atomically(self._configuration, to_toml(self._config).encode())
+            write_atomically(self.path / CONFIG, to_toml(self._config).encode())
 
-    def metrics(self) -> list[Row]:
-        """Return the rows so far. From the first line on that is not whole, as a crash may leave one, all is cut."""
-        try:
-            content = self._metrics.read_bytes()
-        except FileNotFoundError:
-            return []
-        rows: list[Row] = []
-        size = 0
-        for line in content.splitlines(keepends=True):
-            row = _row(line)
-            if row is None or (rows and row["round"] <= rows[-1]["round"]):
-                break
-            rows.append(row)
-            size += len(line)
-        if size < len(content):
-            cut(self._metrics, size)
-        return rows
+    def has_fingerprint(self, fingerprint: Mapping[str, Any]) -> bool:
+        """Whether it is written down what determines the result; it is an error if that is something else."""
+        there = read_fingerprint(self.path)
+        if there is not None:
+            refuse_difference(self.path / FINGERPRINT, there, fingerprint)
+        return there is not None
+
+    def write_fingerprint(self, fingerprint: Mapping[str, Any]) -> None:
+        """Write what determines the result, before anything is computed."""
+        write_atomically(self.path / FINGERPRINT, (json.dumps(fingerprint, indent=1) + "\n").encode())
+
+    def repaired_rows(self) -> list[Row]:
+        """Return the rows so far, and cut the file after the last one that is whole: a crash may have torn a line."""
+        found = read_rows(self.path)
+        if found.rest:
+            cut(self.path / METRICS, found.size)
+        return found.rows
 
     def append_metrics(self, row: Row) -> None:
         """Add a line for an evaluated round."""
-        append(self._metrics, (json.dumps(row) + "\n").encode())
+        append(self.path / METRICS, (json.dumps(row) + "\n").encode())
 
     def flush_metrics(self) -> None:
         """Wait until the lines are on the disk."""
-        if self._metrics.exists():
-            flush(self._metrics)
+        if (self.path / METRICS).exists():
+            flush(self.path / METRICS)
 
     def write_model(self, state: Mapping[str, Tensor]) -> None:
         """Write the model's parameters and buffers."""
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-        write_atomically(self.path / "model.safetensors", save(tensors))
+        write_atomically(self.path / MODEL, save(tensors))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what the run came to: from now on it is finished."""
-        write_atomically(self._summary, (json.dumps(summary, indent=2) + "\n").encode())
-
-    def summary(self) -> dict[str, Any] | None:
-        """Return what the run came to; None if it is not finished."""
-        try:
-            content = json.loads(self._summary.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{self._summary} cannot be read: {error}") from error
-        if not isinstance(content, dict) or not {"round", "diverged_in_round"} & set(content):
-            raise UsageError(f"{self._summary} cannot be read: it does not say how far the run came")
-        return content
+        write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def reopen(self) -> None:
         """Take a finished run as unfinished."""
-        remove(self._summary)
+        remove(self.path / SUMMARY)
 
 
-def _row(line: bytes) -> Row | None:
+def check_place(path: Path) -> None:
+    """Refuse a directory that cannot be made or written to."""
     try:
-        row = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("round"), int) and row["round"] > 0 else None
+        existing = next(p for p in [path, *path.absolute().parents] if p.exists())
+    except OSError as error:
+        raise UsageError(f"out is {str(path)[:60]}..., but it cannot be made: {error.strerror}") from error
+    if not existing.is_dir():
+        raise UsageError(f"out is {path}, but {existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"out is {path}, but {existing} cannot be written")
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:

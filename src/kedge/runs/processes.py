@@ -20,7 +20,7 @@ import torch
 
 from kedge.errors import RunWarning
 from kedge.runs.config import Config
-from kedge.runs.directory import Row
+from kedge.runs.reader import Row
 
 PATIENCE = 0.1
 """Seconds between two looks at whether to stop."""

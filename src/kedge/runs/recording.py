@@ -13,23 +13,27 @@ from typing import Any
 from torch import nn
 
 from kedge.errors import RunWarning, UsageError
-from kedge.runs.directory import Row, RunDirectory, environment
+from kedge.problem import Federation
+from kedge.runs.directory import RunDirectory, environment
+from kedge.runs.reader import Row
 from kedge.runs.schedule import Interval, Schedule
 from kedge.simulator import Simulation
-from kedge.simulator.checkpoint import Checkpoints, Loaded
+from kedge.simulator.checkpoint import Checkpoints, Like, Loaded
 from kedge.simulator.fingerprint import fingerprint
 
 
 class Recording:
     """Keeps what happens; without a directory, in memory only."""
 
-    def __init__(self, run: Simulation, directory: RunDirectory | None, interval: Interval) -> None:
+    def __init__(
+        self, run: Simulation, federation: Federation, directory: RunDirectory | None, interval: Interval
+    ) -> None:
         self.history: list[Row] = []
         self._run = run
         self._directory = directory
         self._schedule = Schedule(interval)
         self._checkpoints = None if directory is None else Checkpoints(directory.checkpoints)
-        self._fingerprint = {} if directory is None else fingerprint(run)
+        self._fingerprint = {} if directory is None else fingerprint(run, federation)
         self._written_with = environment() | run.computes_with()
         self._recorded: dict[int, Row] = {}  # rows of rounds that are played again
         self._before = 0.0  # seconds, of earlier processes
@@ -44,16 +48,20 @@ class Recording:
             yield
             return
         with self._directory.opened():
+            begun = resume and self._directory.has_fingerprint(self._fingerprint)
             if resume:
                 self._resume(self._directory, rounds)
+            if not begun:
+                self._directory.write_fingerprint(self._fingerprint)
             self._directory.write_configuration()  # after the summary is gone: a run that is to go on is not finished
             self._began = time.perf_counter()
             yield
 
     def _resume(self, directory: RunDirectory, rounds: int) -> None:
         assert self._checkpoints is not None
-        rows = directory.metrics()
-        loaded = self._checkpoints.load(self._fingerprint, len(rows))
+        rows = directory.repaired_rows()
+        like = Like(self._run.server_state(), self._run.row_template(), len(self._run.federation))
+        loaded = self._checkpoints.load(self._fingerprint, len(rows), like)
         reached = max([loaded.manifest.round if loaded else 0, *(int(row["round"]) for row in rows)])
         if reached > rounds:
             raise UsageError(f"rounds is {rounds}, but the run in {directory.path} has already played {reached}")

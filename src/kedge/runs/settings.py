@@ -51,6 +51,7 @@ class Method(_Section):
 
     name: str = "scaffold-m"
     eta: float = 0.1
+    sha256: str | None = None  # of the source, where the name is file.py:Class
 
 
 class Run(_Section):

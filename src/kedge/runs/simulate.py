@@ -1,8 +1,8 @@
 """`simulate`: run one algorithm on one federation, evaluate it, and keep what happened."""
 
 import os
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from kedge.algorithm import Algorithm
 from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.problem.checks import byte_size, whole
-from kedge.runs.directory import Row, RunDirectory
+from kedge.runs.directory import RunDirectory
+from kedge.runs.reader import Row
 from kedge.runs.recording import Recording
 from kedge.runs.schedule import Interval
 from kedge.runs.settings import STATE_MEMORY
@@ -36,7 +37,7 @@ class Result:
     """The final model: an independent copy of yours with the trained parameters, in evaluation mode."""
     history: list[Row]
     """A row per evaluated round; `round` counts finished rounds, bytes, gradients and seconds are totals."""
-    cohorts: list[list[int]]
+    cohorts: Sequence[list[int]]
     """The clients of every round, in the order in which they were drawn."""
     server: dict[str, Tensor]
     """The server's vectors by name: `x`, and whatever else the algorithm keeps."""
@@ -135,46 +136,48 @@ def simulate(
     if not Ranks.current().leads:
         out = None  # the first process keeps the directory
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
-    run = Simulation(
-        model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads,
-        byte_size("state_memory", state_memory), None if directory is None else directory.path,
-    )  # fmt: skip
+    # Taken before anything is computed, and until the end: nobody else can mean the same directory.
+    with nullcontext() if directory is None else directory.opened():
+        run = Simulation(
+            model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads,
+            byte_size("state_memory", state_memory), None if directory is None else directory.path,
+        )  # fmt: skip
 
-    record = Recording(run, directory, interval)
+        record = Recording(run, federation, directory, interval)
 
-    def result() -> Result:
-        final = run.flat.exported(run.server.x, run.buffers)
-        return Result(final, record.history, run.cohorts, dict(run.server._asdict()), run)
+        def result() -> Result:
+            final = run.flat.exported(run.server.x, run.buffers)
+            return Result(final, record.history, run.cohorts, dict(run.server._asdict()), run)
 
-    def measured() -> Row | None:
-        return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.ranks.leads else None
+        def measured() -> Row | None:
+            return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.ranks.leads else None
 
-    # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
-    with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
-        for done in range(run.round + 1, rounds + 1):
-            run.advance()
-            row = measured() if done % eval_every == 0 or done == rounds else None
-            finite = _finite(run, row)
-            if row is not None and finite:
+        # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
+        with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
+            for done in range(run.round + 1, rounds + 1):
+                run.advance()
+                row = measured() if done % eval_every == 0 or done == rounds else None
+                finite = _finite(run, row)
+                if row is not None and finite:
+                    record.add(row)
+                if watch is not None and finite:
+                    watch(done, row)
+                asked = stop is not None and done < rounds and stop()
+                diverged, stopped, due, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
+                if diverged:
+                    record.diverged()
+                    raise DivergedError(_why(run), result())
+                if due:
+                    record.checkpoint(every=every)
+                if stopped:
+                    record.checkpoint_now()
+                    return result()
+            last = record.history[-1]["round"] if record.history else 0
+            if last < rounds and (row := measured()) is not None:  # it was stopped here by other settings
                 record.add(row)
-            if watch is not None and finite:
-                watch(done, row)
-            asked = stop is not None and done < rounds and stop()
-            diverged, stopped, due, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
-            if diverged:
-                record.diverged()
-                raise DivergedError(_why(run), result())
-            if due:
-                record.checkpoint(every=every)
-            if stopped:
-                record.checkpoint_now()
-                return result()
-        last = record.history[-1]["round"] if record.history else 0
-        if last < rounds and (row := measured()) is not None:  # it was stopped here by other settings
-            record.add(row)
-        final = result()
-        record.finish(final.model)
-    return final
+            final = result()
+            record.finish(final.model)
+        return final
 
 
 def _measure(run: Simulation, eval_clients: bool) -> Row:

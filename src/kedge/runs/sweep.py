@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import UsageError
-from kedge.files import make_directory, write_atomically
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kedge.errors import UsageError, shown
+from kedge.files import refuse_link, write_atomically
 from kedge.problem.checks import whole
 from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
-from kedge.runs.config import QUADRATICS, Config, absolute_place, check, eval_every, load_toml, merged
+from kedge.runs.config import QUADRATICS, Config, absolute_place, check, eval_every, merged
 from kedge.runs.directory import to_toml
 from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
+from kedge.runs.optuna_search import FILE as STUDY
 from kedge.runs.optuna_search import Study, require_optuna
+from kedge.runs.reader import read_toml
 
 METRICS = {"test_accuracy": True, "test_loss": False}
 """What a sweep may look for, and whether more is better."""
@@ -93,19 +97,34 @@ def absolute_axes(axes: Mapping[str, Axis]) -> dict[str, Axis]:
     return {key: placed(key, axis) for key, axis in axes.items()}
 
 
+class _About(BaseModel):
+    """The section `sweep` of a sweep's file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    grid: list[str]
+    seeds: int = 3
+    metric: str = "test_accuracy"
+    halving: int | None = None
+    trials: int | None = None
+
+
 def read_plan(path: Path) -> Plan:
     """Return what the sweep in a directory is."""
     file = path / FILE
-    if not file.is_file():
+    sections = read_toml(file)
+    if sections is None:
         raise UsageError(f"{path} has no {FILE}, so it is not the directory of a `kedge sweep`")
-    sections = load_toml(file)
-    about = sections.pop("sweep", {})
-    if not isinstance(about, dict) or "grid" not in about:
-        raise UsageError(f"{file} cannot be read: it has no sweep.grid")
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise UsageError(f"{file} cannot be read: {name} is {shown(section)}, but must be a section")
     try:
-        return Plan(sections, parse_grid(about.pop("grid")), **about)
-    except TypeError as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+        about = _About.model_validate(sections.pop("sweep", {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(map(str, ["sweep", *first["loc"]]))[:60]
+        raise UsageError(f"{file} cannot be read: {key}: {first['msg'].lower()}") from None
+    return Plan(sections, parse_grid(about.grid), about.seeds, about.metric, about.halving, about.trials)
 
 
 def write_plan(path: Path, plan: Plan) -> None:
@@ -114,7 +133,6 @@ def write_plan(path: Path, plan: Plan) -> None:
         "grid": [f"{key}={axis}" for key, axis in plan.axes.items()], "seeds": plan.seeds, "metric": plan.metric,
         "halving": plan.halving, "trials": plan.trials,
     }  # fmt: skip
-    make_directory(path)
     write_atomically(path / FILE, to_toml({"sweep": about} | dict(plan.base)).encode())
 
 
@@ -274,7 +292,8 @@ class Sweep:
         return self.standings[name]
 
     def run(self) -> bool:
-        """Go on until all is done; False if it was stopped."""
+        """Go on until all is done; False if it was stopped. Whoever calls this holds the directory."""
+        refuse_link(self.path / "runs")
         write_plan(self.path, self.plan)
         if self.plan.trials is not None:
             return self._search(self.plan.trials)
@@ -292,6 +311,7 @@ class Sweep:
 
     def _search(self, trials: int) -> bool:
         """Try what optuna proposes, as many points at once as there are processes for."""
+        refuse_link(self.path / STUDY)
         study = Study(self.path, self.plan.axes, METRICS[self.plan.metric], check(self.plan.base).run.seed)
         known, asked = study.trials(), True
         while asked:

@@ -11,45 +11,72 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from kedge.errors import RunWarning, UsageError
-from kedge.files import make_directory, remove, write_atomically
+from kedge.files import make_directory, read, refuse_link, remove, write_atomically
 from kedge.simulator.ranks import Rows
 
-FORMAT = 1
-"""The version of the format that is written; a newer one is refused."""
+FORMAT = 2
+"""The version of the format that is written; a newer one is refused. Format 1 had a shorter fingerprint."""
 
-_OURS = re.compile(r"(rows-\d+-\d+\.safetensors|round-\d+\.(safetensors|json))(\.part)?")
-_MANIFEST = re.compile(r"round-(\d+)\.json")
+MOST = 2**60
+"""Of anything that is counted: adding to it cannot leave 64 bits."""
+
+COUNTS = ("round", "bytes_down", "bytes_up", "gradients")
+"""What of a run's state is counted."""
+
+LARGEST = 1 << 28
+"""Bytes of a manifest."""
+
+_OURS = re.compile(r"(rows-[0-9]+-[0-9]+\.safetensors|round-[0-9]+\.(safetensors|json))(\.part)?")
+_MANIFEST = re.compile(r"round-([0-9]{8,18})\.json")
+_ROWS = r"rows-[0-9]{8,18}-[0-9]{4,18}\.safetensors"
+_REST = r"round-[0-9]{8,18}\.safetensors"
+
+_Count = Annotated[int, Field(ge=0, le=MOST)]
+_Values = dict[str, str | int | float | None]
 
 
-@dataclass(frozen=True)
-class File:
-    """A file of a checkpoint."""
+class File(BaseModel):
+    """A file of a checkpoint; its name cannot leave the directory."""
 
-    name: str
-    bytes: int
-    sha256: str
-    rows: int  # of client state
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Annotated[str, Field(pattern=f"^({_ROWS}|{_REST})$")]
+    bytes: _Count
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    rows: _Count  # of client state
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(BaseModel):
     """What a checkpoint says of itself."""
 
-    round: int
-    seconds: float  # computed so far
-    records: int  # rows of metrics so far
-    fingerprint: dict[str, Any]  # what determines the result
-    written_with: dict[str, Any]  # what determines its last bits
-    whole: int  # rows when all of them were last written, not only the changed ones
-    files: tuple[File, ...]  # rows first, oldest first: a later row replaces an earlier one
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Annotated[int, Field(ge=1)] = Field(default_factory=lambda: FORMAT)
+    round: _Count
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # computed so far
+    records: _Count  # rows of metrics so far
+    fingerprint: _Values  # what determines the result
+    written_with: _Values  # what determines its last bits
+    whole: _Count  # rows when all of them were last written, not only the changed ones
+    files: list[File]  # rows first, oldest first: a later row replaces an earlier one
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        *rows, rest = [file.name for file in self.files] or [""]
+        if not re.fullmatch(_REST, rest) or not all(re.fullmatch(_ROWS, name) for name in rows):
+            raise ValueError("its files are not those of a checkpoint")
+        return self
 
     @property
     def name(self) -> str:
@@ -63,7 +90,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the manifest's text, which ends with a checksum of the rest."""
-        content = {"format": FORMAT} | asdict(self)
+        content = self.model_dump()
         return (json.dumps(content | {"sha256": _digest(content)}, indent=1) + "\n").encode()
 
 
@@ -74,6 +101,43 @@ class Loaded:
     manifest: Manifest
     state: dict[str, Tensor]
     rows: Iterator[Rows]
+
+
+@dataclass(frozen=True)
+class Like:
+    """The form of a run's state: what a checkpoint of it holds."""
+
+    state: Mapping[str, Tensor]
+    row: Rows  # of one client
+    clients: int
+
+    def state_problem(self, found: Mapping[str, Tensor]) -> str | None:
+        """Say why these tensors cannot be the state; None if they can."""
+        if (problem := _other_form(self.state, found, 0)) is not None:
+            return problem
+        wrong = next((name for name in COUNTS if name in found and not 0 <= found[name].item() <= MOST), None)
+        return None if wrong is None else f"{wrong} is {found[wrong].item()}"
+
+    def row_problem(self, found: Rows) -> str | None:
+        """Say why these tensors cannot be rows of clients; None if they can."""
+        if (problem := _other_form(self.row, found, 1)) is not None:
+            return problem
+        numbers = found["clients"]
+        if any(len(tensor) != len(numbers) for tensor in found.values()):
+            return "its rows are not as many as its clients"
+        outside = len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.clients
+        return "it names a client that does not exist" if outside else None
+
+
+def _other_form(like: Mapping[str, Tensor], found: Mapping[str, Tensor], rows: int) -> str | None:
+    """Compare names, dtypes and shapes; of the shapes, all but the first ``rows`` dimensions."""
+    if like.keys() != found.keys():
+        return f"it has no {min(like.keys() - found.keys(), default='tensors but its own')}"
+    for name, tensor in like.items():
+        other = found[name]
+        if (tensor.dtype, tensor.ndim, tensor.shape[rows:]) != (other.dtype, other.ndim, other.shape[rows:]):
+            return f"{name} has another shape or dtype"
+    return None
 
 
 class _DamagedError(Exception):
@@ -120,6 +184,7 @@ class Checkpoints:
         """
         before = self._last
         changed = not self.wants_all
+        refuse_link(self.path)
         make_directory(self.path)
         round = int(state["round"])
         files = [file for file in before.files if file.rows] if before is not None and changed else []
@@ -127,7 +192,10 @@ class Checkpoints:
             files.append(self._write(f"rows-{round:08d}-{number:04d}.safetensors", some, len(some["clients"])))
         whole = before.whole if before is not None and changed else sum(file.rows for file in files)
         files.append(self._write(f"round-{round:08d}.safetensors", state, 0))
-        manifest = Manifest(round, seconds, records, dict(fingerprint), dict(written_with), whole, tuple(files))
+        manifest = Manifest(
+            round=round, seconds=seconds, records=records, fingerprint=dict(fingerprint),
+            written_with=dict(written_with), whole=whole, files=files,
+        )  # fmt: skip
         write_atomically(self.path / manifest.name, manifest.to_json())
         self._last = manifest
         self._remove_all_but(manifest, before)
@@ -135,7 +203,7 @@ class Checkpoints:
     def _write(self, name: str, tensors: Mapping[str, Tensor], rows: int) -> File:
         content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
         write_atomically(self.path / name, content, last=False)
-        return File(name, len(content), hashlib.sha256(content).hexdigest(), rows)
+        return File(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest(), rows=rows)
 
     def _remove_all_but(self, *manifests: Manifest | None) -> None:
         kept = {name for m in manifests if m is not None for name in (m.name, *(file.name for file in m.files))}
@@ -143,40 +211,58 @@ class Checkpoints:
             if _OURS.fullmatch(path.name) and path.name not in kept:
                 remove(path)
 
-    def load(self, fingerprint: Mapping[str, Any], records: int) -> Loaded | None:
+    def load(self, fingerprint: Mapping[str, Any], records: int, like: Like | None = None) -> Loaded | None:
         """Return the last checkpoint that is whole, with a warning if it is not the newest; None if there is none.
 
-        ``records`` is how many rows of metrics there are: a checkpoint that counts more would lose some. One of
-        another configuration or a newer format is an error.
+        ``records`` is how many rows of metrics there are: a checkpoint that counts more would lose some. ``like`` is
+        the form of the run's state: one of another form is damaged. One of another configuration or a newer format is
+        an error.
         """
+        refuse_link(self.path)
         problems: list[str] = []
-        loaded = next(self._usable(fingerprint, records, problems), None)
+        loaded = next(self._usable(fingerprint, records, like, problems), None)
         if problems:
             end = f"goes on from round {loaded.manifest.round}" if loaded else "starts again from round 0"
             warnings.warn(f"{'; '.join(problems)}: the run {end}", RunWarning, stacklevel=2)
         self._last = loaded.manifest if loaded else None
         return loaded
 
-    def _usable(self, fingerprint: Mapping[str, Any], records: int, problems: list[str]) -> Iterator[Loaded]:
+    def _usable(
+        self, fingerprint: Mapping[str, Any], records: int, like: Like | None, problems: list[str]
+    ) -> Iterator[Loaded]:
         for path in sorted(self._manifests(), key=_number, reverse=True):
             try:
                 manifest = _read(path)
-                _check_configuration(path, manifest, fingerprint)
+                refuse_difference(path, manifest.fingerprint, fingerprint, complete=manifest.format > 1)
                 if manifest.records > records:
                     raise _DamagedError(f"{path} counts {manifest.records} rows of metrics, but {records} are there")
-                for file in manifest.files:
-                    self._content(file)
+                *rows, rest = manifest.files
+                for file in rows:
+                    self._tensors(file, None if like is None else like.row_problem)
+                state = self._tensors(rest, None if like is None else like.state_problem)
+                if int(state.get("round", torch.tensor(-1))) != manifest.round:
+                    raise _DamagedError(f"{self.path / rest.name} is damaged (it is of another round)")
             except _DamagedError as problem:
                 problems.append(str(problem))
                 continue
-            *rows, rest = manifest.files
-            yield Loaded(manifest, load(self._content(rest)), (load(self._content(file)) for file in rows))
+            yield Loaded(manifest, state, (self._tensors(file) for file in rows))
+
+    def _tensors(self, file: File, problem: Callable[[Rows], str | None] | None = None) -> dict[str, Tensor]:
+        try:
+            tensors: dict[str, Tensor] = load(self._content(file))
+        except UsageError:
+            raise
+        except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+            raise _DamagedError(f"{self.path / file.name} is damaged ({error})") from None
+        if problem is not None and (text := problem(tensors)) is not None:
+            raise _DamagedError(f"{self.path / file.name} is damaged ({text})")
+        return tensors
 
     def _content(self, file: File) -> bytes:
         path = self.path / file.name
-        content = _bytes(path)
-        if len(content) != file.bytes:
-            raise _DamagedError(f"{path} is damaged (it has {len(content)} bytes instead of {file.bytes})")
+        if path.is_file() and (size := path.lstat().st_size) != file.bytes:
+            raise _DamagedError(f"{path} is damaged (it has {size} bytes instead of {file.bytes})")
+        content = _bytes(path, file.bytes)
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise _DamagedError(f"{path} is damaged (its checksum is wrong)")
         return content
@@ -186,13 +272,11 @@ def _number(path: Path) -> int:
     return int(path.name.removeprefix("round-").removesuffix(".json"))
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, most: int) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path, most)
     except FileNotFoundError:
         raise _DamagedError(f"{path} is missing") from None
-    except OSError as error:
-        raise _DamagedError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def _digest(content: Any) -> str:
@@ -201,21 +285,32 @@ def _digest(content: Any) -> str:
 
 def _read(path: Path) -> Manifest:
     try:
-        content = json.loads(_bytes(path))
+        content = json.loads(_bytes(path, LARGEST))
         whole = content.pop("sha256") == _digest(content)
+    except UsageError:
+        raise
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise _DamagedError(f"{path} is damaged (its checksum is wrong)")
-    if (version := content.pop("format")) > FORMAT:
+    version = content.get("format")
+    if isinstance(version, int) and version > FORMAT:
         raise UsageError(f"{path} has format {version}, but this version of kedge reads formats up to {FORMAT}")
-    return Manifest(**content | {"files": tuple(File(**file) for file in content["files"])})
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))[:60]
+        raise _DamagedError(f"{path} is damaged ({place} {first['msg']})") from None
+    if manifest.round != _number(path):
+        raise _DamagedError(f"{path} is damaged (it is of round {manifest.round})")
+    return manifest
 
 
-def _check_configuration(path: Path, manifest: Manifest, fingerprint: Mapping[str, Any]) -> None:
-    there, here = manifest.fingerprint, json.loads(json.dumps(fingerprint))
+def refuse_difference(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, complete: bool = True) -> None:
+    """Refuse another configuration by its first difference; without ``complete``, in what both tell."""
     for key in [*here, *there]:
-        if there.get(key) != here.get(key):
+        if there.get(key) != here.get(key) and (complete or (key in there and key in here)):
             raise UsageError(
                 f"{path} is of another configuration: {key} is {there.get(key)!r} there, but {here.get(key)!r} here"
             )

@@ -1,42 +1,65 @@
-"""What determines a run's result, as a flat table: a checkpoint carries it, and is refused where it differs."""
+"""What determines a run's result, as a flat table: a run is refused to go on, or to be reused, where it differs."""
 
 import functools
 import hashlib
-from collections.abc import Iterator
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kedge.problem import Federation
 from kedge.simulator.simulation import Simulation
 
-SAMPLES = 64
-"""How many of the samples enter the checksum: to read them all would take longer than to save a checkpoint."""
+SMALL = 1 << 20
+"""Bytes of which SHA-256 takes no time; of more, it would take a tenth of the time of loading them."""
+
+COLUMNS = 1 << 13
+"""Of the table in which larger data is summed."""
+
+LIBRARIES = ("kedge", "torch", "builtins")
+"""Whose code is told by a version, which a checkpoint tells too."""
 
 
-def fingerprint(run: Simulation) -> dict[str, Any]:
+def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[str, Any]:
     """Return what determines the result of a run, but for the number of its rounds.
 
     Where and how it is computed (device, engine, workers) is left out: that changes at most the last bits.
+    ``federation`` is the one that the run was made of, if it is still there: the run's own is of the model's dtype, on
+    its device.
     """
-    federation = run.federation
-    test = () if federation.test is None else federation.test
+    federation = run.federation if federation is None else federation
     return {
         "algorithm": repr(run.algorithm),
+        "algorithm code": code(type(run.algorithm)),
         "server state": ", ".join(run.server._fields),
         "client state": ", ".join(run.clients[0]._fields),
         **{name.replace("_", " "): value for name, value in asdict(run.settings).items()},
         "loss": _said(run.loss),
+        "loss code": code(run.loss),
         "dtype": str(run.flat.initial.dtype),
         "parameters": run.flat.initial.numel(),
         "model": f"{type(run.model).__name__} {_short(repr(run.model).encode())}",
+        "model code": code(run.model),
         "initial parameters": checksum(*_tensors(run.model)),
         "clients": len(federation),
-        "samples": checksum(*_places(federation), federation.labels, _some(federation.features)),
-        "test samples": checksum(*(part for tensor in test for part in (torch.tensor(len(tensor)), _some(tensor)))),
+        "samples of clients": checksum(*_places(federation)),
+        **data_fingerprint(federation),
     }
+
+
+def data_fingerprint(federation: Federation) -> dict[str, str]:
+    """Return the part of the fingerprint that is of the data set, however it is divided."""
+    test = (None, None) if federation.test is None else federation.test
+    tensors = {
+        "features": federation.features, "labels": federation.labels, "test features": test[0], "test labels": test[1],
+    }  # fmt: skip
+    return {name: "none" if tensor is None else checksum(tensor) for name, tensor in tensors.items()}
 
 
 def _said(loss: Any) -> str:
@@ -44,13 +67,16 @@ def _said(loss: Any) -> str:
     if isinstance(loss, functools.partial):
         return f"{_said(loss.func)} {loss.args} {loss.keywords}"
     if isinstance(loss, nn.Module):
-        options = {
-            name: value
-            for name, value in vars(loss).items()
-            if isinstance(value, bool | int | float | str) and name != "training"
-        }
-        return f"{type(loss).__qualname__} {options} {checksum(*_tensors(loss))}"
+        return f"{type(loss).__qualname__} {_plain(vars(loss))} {checksum(*_tensors(loss))}"
     return getattr(loss, "__qualname__", type(loss).__qualname__)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, bool | int | float | str | None) and name != "training" and not name.startswith("__")
+    }
 
 
 def _places(federation: Federation) -> list[Tensor]:
@@ -60,15 +86,34 @@ def _places(federation: Federation) -> list[Tensor]:
 
 
 def checksum(*tensors: Tensor) -> str:
-    """Return a short checksum of the tensors' bytes."""
-    return _short(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for t in tensors))
-
-
-def _short(*parts: bytes | memoryview) -> str:
+    """Return a short checksum of the tensors: of their shapes and all their bytes."""
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        for part in [content.data] if len(content) <= SMALL else _sums(content):
+            digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def _sums(content: np.ndarray[Any, np.dtype[np.uint8]]) -> Iterator[memoryview]:
+    """Lay the bytes out as a table of 64-bit words and return the sums of its columns and its rows, and the rest.
+
+    Every bit counts and so does its place, at the speed of the memory. Whoever wants to could find other data with the
+    same sums: it is mistakes that are to be noticed.
+    """
+    length = len(content) // (8 * COLUMNS) * 8 * COLUMNS
+    table = content[:length].view(np.uint64).reshape(-1, COLUMNS)
+    columns, rows = np.zeros(COLUMNS, np.uint64), np.empty(len(table), np.uint64)
+    for at in range(0, len(table), 16):  # of a size that the processor keeps for the second sum
+        block = table[at : at + 16]
+        columns += np.add.reduce(block, axis=0)
+        np.add.reduce(block, axis=1, out=rows[at : at + 16])
+    yield from (columns.data, rows.data, content[length:].data)
+
+
+def _short(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -78,5 +123,84 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
         yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
 
-def _some(tensor: Tensor) -> Tensor:
-    return tensor[:: max(1, len(tensor) // SAMPLES)]
+def code(thing: Any) -> str:
+    """Return a checksum of the code of one's own that a class, a function or a module runs; "built in" if none.
+
+    It is of what is compiled, so another version of Python gives another one.
+    """
+    parts = list(_code(thing, set()))
+    return f"{_short(*parts)} (Python {sys.version_info[0]}.{sys.version_info[1]})" if parts else "built in"
+
+
+def _code(thing: Any, seen: set[int]) -> Iterator[bytes]:
+    """Return the compiled code of a thing, with all of one's own that it refers to."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, functools.partial):
+        yield from _code(thing.func, seen)
+    elif isinstance(thing, types.MethodType | staticmethod | classmethod):
+        yield from _code(thing.__func__, seen)
+    elif isinstance(thing, property):
+        yield from _code(thing.fget, seen)
+    elif isinstance(thing, types.FunctionType):
+        if not _is_library(thing):
+            yield from _function(thing, seen)
+    elif isinstance(thing, type):
+        for kind in thing.__mro__:
+            if not _is_library(kind):
+                yield kind.__qualname__.encode()
+                yield repr(_plain(vars(kind))).encode()
+                for value in vars(kind).values():
+                    yield from _code(value, seen)
+    elif isinstance(thing, nn.Module):
+        for module in thing.modules():
+            yield from _code(type(module), seen)
+            if not _is_library(type(module)):
+                yield repr(_plain(vars(module))).encode()
+            for value in vars(module).values():  # a forward of its own, hooks
+                for one in value.values() if isinstance(value, dict) else [value]:
+                    if callable(one) and not isinstance(one, nn.Module):
+                        yield from _code(one, seen)
+    elif callable(thing) and not _is_library(type(thing)) and hasattr(thing, "__dict__"):
+        yield from _code(type(thing), seen)
+        yield repr(_plain(vars(thing))).encode()
+
+
+def _function(function: types.FunctionType, seen: set[int]) -> Iterator[bytes]:
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty
+            values.append(cell.cell_contents)
+    for inner in _all_code(function.__code__):
+        yield inner.co_code
+        names = [*inner.co_names, *inner.co_varnames, *inner.co_freevars]
+        yield repr((names, _constant(inner.co_consts))).encode()
+        values += [function.__globals__[name] for name in inner.co_names if name in function.__globals__]
+    for value in values:
+        if isinstance(value, Tensor):
+            yield checksum(value).encode()
+        elif isinstance(value, bool | int | float | str | None):
+            yield repr(value).encode()
+        else:
+            yield from _code(value, seen)
+
+
+def _constant(value: Any) -> str:
+    """Write a constant of some code, the same in every process."""
+    if isinstance(value, tuple | frozenset):
+        parts = [_constant(one) for one in value]
+        return f"({', '.join(parts if isinstance(value, tuple) else sorted(parts))})"
+    return "code" if isinstance(value, types.CodeType) else repr(value)
+
+
+def _all_code(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _all_code(constant)
+
+
+def _is_library(thing: Any) -> bool:
+    package = (getattr(thing, "__module__", None) or "builtins").partition(".")[0]
+    return package in LIBRARIES or package in sys.stdlib_module_names

@@ -7,8 +7,9 @@ order that their numbers fix: the result depends on who took part and on nothing
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -73,6 +74,35 @@ class Settings:
             raise UsageError(f"weights is {self.weights!r}, but must be uniform or size")
 
 
+@dataclass(frozen=True, eq=False)
+class PastCohorts(Sequence[list[int]]):
+    """The cohorts of a run's rounds, drawn when they are asked for: however many there were, it costs nothing."""
+
+    seed: int
+    rounds: int
+    clients: int
+    cohort: int | None
+
+    def __len__(self) -> int:
+        return self.rounds
+
+    @overload
+    def __getitem__(self, round: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, round: slice) -> list[list[int]]: ...
+    def __getitem__(self, round: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(round, slice):
+            return [self[one] for one in range(*round.indices(self.rounds))]
+        if not -self.rounds <= round < self.rounds:
+            raise IndexError(f"round is {round}, but {self.rounds} were played")
+        return sample_cohort(self.seed, round % self.rounds, self.clients, self.cohort or self.clients)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass
 class Counters:
     """What a run has spent so far."""
@@ -98,7 +128,6 @@ class Simulation:
     scratch: Path | None = None  # where that file is; None: where the system keeps temporary ones
     round: int = 0
     counters: Counters = field(default_factory=Counters)
-    cohorts: list[list[int]] = field(default_factory=list)
     ranks: Ranks = field(default_factory=Ranks.current)
 
     def __post_init__(self) -> None:
@@ -202,7 +231,11 @@ class Simulation:
                     row = (some[f"client.{name}"][at].to(device, copy=True) for name in own._fields)
                     self.clients[client] = own(*row)
         self.settle()
-        self.cohorts = [self._sampled(round) for round in range(self.round)]
+
+    @property
+    def cohorts(self) -> PastCohorts:
+        """The clients of every round so far, in the order in which they were drawn."""
+        return PastCohorts(self.settings.seed, self.round, len(self.federation), self.settings.cohort)
 
     def description(self) -> str:
         """Say how the clients are run."""
@@ -266,14 +299,11 @@ class Simulation:
         """Play the next round (before the first one, the opening)."""
         if self.round == 0:
             self._play(self.algorithm.opening(), -1, range(len(self.federation)))
-        cohort = self._sampled(self.round)
-        self.cohorts.append(cohort)
-        self._play(self.algorithm.exchanges(self.round), self.round, cohort)
+        self._play(self.algorithm.exchanges(self.round), self.round, self._sampled(self.round))
         self.round += 1
 
     def _sampled(self, round: int) -> list[int]:
-        everyone = len(self.federation)
-        return sample_cohort(self.settings.seed, round, everyone, self.settings.cohort or everyone)
+        return PastCohorts(self.settings.seed, round + 1, len(self.federation), self.settings.cohort)[round]
 
     def _play(self, exchanges: Sequence[AnyExchange], round: int, sampled: Sequence[int]) -> None:
         sent: dict[str, Any] = {}

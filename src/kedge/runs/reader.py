@@ -1,0 +1,251 @@
+"""Read runs: pure functions that write nothing, lock nothing, and may be called while a run is going.
+
+A directory may come from somebody else: whatever its files hold is checked against a schema, and what does not fit is
+said in a sentence, never run and never guessed.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from kedge.errors import UsageError
+from kedge.files import read
+
+CONFIG, FINGERPRINT, METRICS = "config.toml", "fingerprint.json", "metrics.jsonl"
+SUMMARY, MODEL, CHECKPOINTS = "summary.json", "model.safetensors", "checkpoint"
+
+LARGEST = 1 << 24
+"""Bytes of a small file: of all but the metrics and the tensors."""
+
+Row = dict[str, float]
+
+_Count = Annotated[int, Field(ge=1, le=2**53)]
+_Number = Annotated[int | float, Field(ge=0, allow_inf_nan=False)]
+_Text = Annotated[str, Field(max_length=10_000)]
+_Line = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
+
+
+class _Row(BaseModel):
+    """A line of `metrics.jsonl`; whatever else a row has is a number too."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, int | float]
+
+    round: _Count
+    bytes_down: _Number
+    bytes_up: _Number
+    gradients: _Number
+    seconds: _Number
+
+
+class _End(BaseModel):
+    """What `summary.json` says of every run."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    algorithm: _Text
+    engine: _Line
+    versions: dict[_Text, _Text]
+
+
+class _Finished(_End):
+    round: _Count
+    bytes_down: _Number
+    bytes_up: _Number
+    gradients: _Number
+    seconds: _Number
+    test_loss: int | float | None = None
+    test_accuracy: int | float | None = None
+
+
+class _Diverged(_End):
+    diverged_in_round: _Count
+
+
+_FINGERPRINT = TypeAdapter(dict[str, str | int | float | None], config=ConfigDict(strict=True))
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a directory tells of a run."""
+
+    path: Path
+    config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The sections of `config.toml`; empty if `simulate` was called without a configuration."""
+    rows: list[Row] = field(default_factory=list)
+    """A row per evaluated round."""
+    summary: dict[str, Any] | None = None
+    """What the run has come to; None while it is going, or if it was interrupted."""
+    problems: tuple[str, ...] = ()
+    """What is missing or damaged, in a sentence each."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has played all its rounds."""
+        return self.summary is not None and self.diverged is None
+
+    @property
+    def diverged(self) -> int | None:
+        """The round in which it diverged."""
+        return None if self.summary is None else self.summary.get("diverged_in_round")
+
+
+def read_run(path: str | os.PathLike[str]) -> StoredRun:
+    """Read the run in a directory: its configuration, its rows of metrics, and what it has come to.
+
+    Nothing is written, locked or repaired, and the run may be going. A torn last line of metrics is not an error: the
+    row is being written. What is damaged is left out and named in `problems`.
+    """
+    path = Path(path)
+    if not is_run(path):
+        raise UsageError(f"{path} is not the directory of a run: it has neither {CONFIG} nor {METRICS}")
+    problems: list[str] = []
+
+    def kept(reading: Any, otherwise: Any) -> Any:
+        try:
+            return reading(path)
+        except UsageError as problem:
+            problems.append(str(problem))
+            return otherwise
+
+    config = kept(read_config, None)
+    rows: Rows = kept(read_rows, Rows([], 0, 0, None))
+    summary = kept(read_summary, None)
+    problems += [rows.problem] if rows.problem else []
+    run = StoredRun(path, config or {}, rows.rows, summary)
+    if run.finished and not (path / MODEL).exists():
+        problems.append(f"{path / MODEL} is missing")
+    return StoredRun(path, config or {}, rows.rows, summary, tuple(problems))
+
+
+def read_runs(folder: str | os.PathLike[str]) -> list[StoredRun]:
+    """Read all runs in a folder and below it, in the order of their paths; links are not followed."""
+    if not Path(folder).is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    return [read_run(path) for path in _runs_below(Path(folder))]
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run."""
+    return any(os.path.lexists(path / name) for name in (CONFIG, FINGERPRINT, METRICS))
+
+
+def _runs_below(folder: Path) -> Iterator[Path]:
+    for name, folders, _ in os.walk(folder):
+        if is_run(Path(name)):
+            folders.clear()
+            yield Path(name)
+        folders.sort()
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]] | None:
+    """Return the sections of a run's configuration; None if there is none."""
+    sections = read_toml(path / CONFIG)
+    for name, section in (sections or {}).items():
+        if not isinstance(section, dict):
+            raise UsageError(f"{path / CONFIG} cannot be read: {name} is {section!r}, but must be a section")
+    return sections
+
+
+def read_toml(file: Path) -> dict[str, Any] | None:
+    """Return what a TOML file holds; None if it is not there."""
+    try:
+        return tomllib.loads(read(file, LARGEST).decode())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from None
+
+
+class Rows(NamedTuple):
+    """What is readable of the metrics."""
+
+    rows: list[Row]
+    size: int  # bytes of the lines that are whole
+    rest: int  # bytes after them
+    problem: str | None  # None too if a last line is torn, as it is while it is written
+
+
+def read_rows(path: Path) -> Rows:
+    """Return the rows up to the first line that is not one."""
+    file = path / METRICS
+    try:
+        content = read(file)
+    except FileNotFoundError:
+        return Rows([], 0, 0, None)
+    rows: list[Row] = []
+    size, problem = 0, None
+    for line in content.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        row = _row(line)
+        if row is None or (rows and row["round"] <= rows[-1]["round"]):
+            problem = f"{file} is damaged: line {len(rows) + 1} is not a row of metrics"
+            break
+        rows.append(row)
+        size += len(line)
+    return Rows(rows, size, len(content) - size, problem)
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row: Row = json.loads(line)
+        _Row.model_validate(row)
+    except (ValueError, RecursionError):  # pydantic's is a ValueError
+        return None
+    return row
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """Return what a run has come to; None if it has not ended."""
+    content = _json(path / SUMMARY)
+    if content is None:
+        return None
+    kind = _Diverged if isinstance(content, dict) and "diverged_in_round" in content else _Finished
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"{path / SUMMARY} cannot be read: {_first(error)}") from None
+    summary: dict[str, Any] = content
+    return summary
+
+
+def read_fingerprint(path: Path) -> dict[str, Any] | None:
+    """Return what determines the result of a run; None if it was not written down."""
+    content = _json(path / FINGERPRINT)
+    if content is None:
+        return None
+    try:
+        return dict(_FINGERPRINT.validate_python(content))
+    except ValidationError as error:
+        raise UsageError(f"{path / FINGERPRINT} cannot be read: {_first(error)}") from None
+
+
+def _json(file: Path) -> Any:
+    try:
+        content = json.loads(read(file, LARGEST))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from None
+    if content is None:
+        raise UsageError(f"{file} cannot be read: it holds nothing")
+    return content
+
+
+def _unreadable(file: Path, error: Exception) -> UsageError:
+    return error if isinstance(error, UsageError) else UsageError(f"{file} cannot be read: {error}")
+
+
+def _first(error: ValidationError) -> str:
+    """Say the first thing that is wrong."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])[:60]
+    message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{place}: {message}" if place else message
