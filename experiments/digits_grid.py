@@ -1,6 +1,6 @@
 """Find eta and beta of every algorithm for the default problem of `kedge compare`, and write them into the package.
 
-    python experiments/digits_grid.py [--algorithms fedavg,scaffold-m] [--workers 2]
+    python experiments/digits_grid.py [--algorithms fedavg,scaffold-m] [--jobs 2]
 
 The problem is that of `kedge compare` (digits, 40 clients, Dirichlet 0.1, 4 a round, K = 16, minibatches of 16, 100
 rounds), but for other seeds: 100, 101 and 102, so other partitions, initial models, cohorts and minibatches. A fifth of
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     partial = [name for name, kind in kedge.ALGORITHMS.items() if not kind.full_participation]
     parser.add_argument("--algorithms", default=",".join(partial))
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     table = HERE / "digits_grid.csv"
     done: dict[tuple[str, str, str], tuple[float, float]] = {}
@@ -86,7 +86,7 @@ def main() -> None:
         for eta, beta in itertools.product(ETAS, BETAS if has_beta else [None]):
             if (name, str(eta), str(beta or "")) not in done:
                 jobs.append((name, {"eta": eta} | ({"beta": beta} if beta else {})))
-    with ProcessPoolExecutor(arguments.workers) as pool:
+    with ProcessPoolExecutor(arguments.jobs) as pool:
         for (name, hyper), result in zip(jobs, pool.map(score, jobs), strict=True):
             done[name, str(hyper["eta"]), str(hyper.get("beta", ""))] = result
             print(name, hyper, f"accuracy {result[0]:.4f}, loss {result[1]:.4f}", flush=True)

@@ -7,9 +7,7 @@ suite runs a short one. It prints a table of what was tried, how often, and what
 import argparse
 import contextlib
 import errno
-import io
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -18,199 +16,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-import kedge
 import kedge.files
-from kedge.cli.main import execute
-
-STATEFUL = [name for name, kind in kedge.ALGORITHMS.items() if len(kind(eta=0.1).init_client(torch.zeros(1)))]
-"""The algorithms whose clients keep something."""
-
-ROUNDS = 3
-
-QUICK = [
-    "--dataset", "quadratics", "--clients", "6", "--local-steps", "1", "--batch-size", "full",
-    "--eta", "0.01", "--threads", "1", "--checkpoint-every", "1", "--eval-every", "1", "--set", "data.dim=5",
-    "--rounds", str(ROUNDS),
-]  # fmt: skip
-"""A run of some milliseconds."""
-
-LONGER = [
-    "--clients", "12", "--local-steps", "4", "--rounds", "60", "--eta", "0.05", "--threads", "1",
-    "--checkpoint-every", "3", "--eval-every", "1", "--set", "model.widths=[128]",
-]  # fmt: skip
-"""A run of about a second, a good part of which is writing."""
-
-
-def command(algorithm: str, options: list[str], out: Path) -> list[str]:
-    """Return the arguments of `kedge run`."""
-    cohort = "all" if kedge.ALGORITHMS[algorithm].full_participation else "4"
-    return ["run", "--algorithm", algorithm, "--cohort", cohort, *options, "--out", str(out)]
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a finished run has left, but for the clock."""
-
-    model: bytes
-    metrics: list[dict[str, float]]
-    state: dict[str, list[float]]
-
-    @classmethod
-    def by(cls, path: Path) -> "Left":
-        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for row in rows:
-            del row["seconds"]
-        return cls((path / "model.safetensors").read_bytes(), rows, last_state(path))
-
-
-def manifests(path: Path) -> list[Path]:
-    return sorted((path / "checkpoint").glob("round-*.json"))
-
-
-def last_state(path: Path) -> dict[str, list[float]]:
-    """Read the last checkpoint as its documentation says, without the library's own reader."""
-    state: dict[str, list[float]] = {}
-    for file in json.loads(manifests(path)[-1].read_text())["files"]:
-        tensors = load_file(path / "checkpoint" / file["name"])
-        clients = tensors.pop("clients", None)
-        for name, tensor in tensors.items():
-            if clients is None:
-                state[name] = tensor.tolist()
-            else:
-                state |= {f"{client}.{name}": row.tolist() for client, row in zip(clients, tensor, strict=True)}
-    return state
-
-
-@dataclass
-class Fault:
-    """A row of the table."""
-
-    name: str
-    tried: int = 0
-    hit: int = 0  # where a fault may come too late, how often it did not
-    lost: list[int] = field(default_factory=list)  # rounds that had to be played again
-    within: int = 0  # how often a file was being written
-
-    def and_(self, other: "Fault") -> "Fault":
-        return Fault(self.name, self.tried + other.tried, self.hit + other.hit, self.lost + other.lost)
-
-    def row(self) -> str:
-        lost = f"{max(self.lost)} ({sum(self.lost) / len(self.lost):.1f})" if self.lost else "-"
-        name = f"{self.name}, {self.within} of them within a write" if self.within else self.name
-        return f"| {name} | {self.tried} | {self.hit} | {lost} | none |"
-
-
-def progress(path: Path) -> tuple[int, int]:
-    """Return the last round in the metrics and the last round that has a checkpoint."""
-    file = path / "metrics.jsonl"
-    lines = file.read_bytes().count(b"\n") if file.exists() else 0
-    return lines, int(manifests(path)[-1].stem.split("-")[1]) if manifests(path) else 0
-
-
-def run_here(arguments: list[str]) -> tuple[int, str]:
-    """Run the command line in this process; return its exit code and what it said."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = execute(arguments)
-    return code, said.getvalue()
-
-
-def finish(path: Path, whole: Left) -> str:
-    """Resume a run to its end, and hold it against the unbroken one."""
-    code, said = run_here(["resume", str(path)])
-    assert code == 0, said
-    left = Left.by(path)
-    assert left.metrics == whole.metrics, path
-    assert left.model == whole.model, path
-    assert left.state == whole.state, path
-    assert not list(path.rglob("*.part")), path
-    return said
-
-
-# Processes that are killed. A clean server process forks them, so that they start at once.
-
-
-def _child(arguments: list[str]) -> None:
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(quiet, stream)
-    torch.set_num_threads(1)
-    os._exit(execute(arguments))
-
-
-def signalled(arguments: list[str], number: int, delay: float, begun: Path | None = None) -> int:
-    """Run the command line in a process of its own and send it a signal; return its exit code.
-
-    The delay counts from the moment on when the file ``begun`` is replaced: the rounds then begin.
-    """
-    before = begun.stat().st_mtime_ns if begun is not None and begun.exists() else 0
-    process = _PROCESSES.Process(target=_child, args=(arguments,))
-    process.start()
-    while begun is not None and process.is_alive() and not (begun.exists() and begun.stat().st_mtime_ns > before):
-        time.sleep(0.001)
-    process.join(delay)
-    if process.is_alive():
-        os.kill(process.pid, number)
-    process.join(120)
-    assert process.exitcode is not None, "it does not end"
-    return process.exitcode
-
-
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["tests.warm"])
-
-
-def kill(work: Path, count: int, algorithms: list[str], number: int, codes: set[int], dice: random.Random) -> Fault:
-    """Send a signal at random moments until ``count`` have struck, resuming after each."""
-    fault, struck = Fault(f"{signal.Signals(number).name} at a random moment"), dict.fromkeys(algorithms, 0)
-    wholes, seconds = {}, {}
-    for name in algorithms:
-        path = work / name / "whole"
-        assert signalled(command(name, LONGER, path), number, 120) == 0
-        wholes[name] = Left.by(path)
-        seconds[name] = json.loads((path / "summary.json").read_text())["seconds"]
-    turn = 0
-    while fault.hit < count:
-        name = algorithms[turn % len(algorithms)]
-        path = work / name / f"{number}-{turn}"
-        turn += 1
-        span, before = 0.5 * seconds[name], 0
-        while not (path / "summary.json").exists():
-            resumable = (path / "config.toml").exists()
-            arguments = ["resume", str(path)] if resumable else command(name, LONGER, path)
-            # Mostly while rounds are played, sometimes while all is being prepared.
-            begun = path / "config.toml" if dice.random() < 0.85 else None
-            if fault.hit >= count:
-                break
-            code = signalled(arguments, number, dice.uniform(0, span), begun)
-            fault.tried += 1
-            assert code in codes | {0}, code
-            if code:
-                fault.hit += 1
-                struck[name] += 1
-                fault.within += any(path.rglob("*.part"))
-                played, saved = progress(path)
-                # A machine that has become slower must not be killed before its first checkpoint for ever.
-                span, before = (span if saved > before else 1.3 * span), saved
-                if number == signal.SIGKILL:
-                    fault.lost.append(max(0, played - saved))
-                elif code > 0 and saved:
-                    assert played == saved, "a checkpoint of the last round"
-                    fault.lost.append(0)
-        if (path / "config.toml").exists():
-            finish(path, wholes[name])
-            shutil.rmtree(path)
-    print(f"{fault.name}: {', '.join(f'{name} {times}' for name, times in struck.items())}\n")
-    return fault
-
+from tests.broken import QUICK, ROUNDS, STATEFUL, Fault, Left, command, finish, manifests, progress, run_here
+from tests.kills import Kills
 
 # Calls of the system that fail.
 
@@ -402,10 +215,12 @@ def fill_disk(work: Path) -> list[Fault]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=60, help="how often SIGKILL must strike")
-    parser.add_argument("--signals", type=int, default=10, help="how often SIGTERM and Ctrl-C must strike, each")
+    parser.add_argument("--kills", type=int, default=60, help="how often SIGKILL must strike, over all algorithms")
+    parser.add_argument("--signals", type=int, default=10, help="how often SIGTERM, SIGHUP and Ctrl-C must, each")
     parser.add_argument("--algorithms", default=",".join(STATEFUL), help="to kill; by default all with client state")
+    parser.add_argument("--out", type=Path, help="a JSON file for the kills done so far, to go on with another time")
     parser.add_argument("--short", action="store_true", help="every failing call only once, and mount no disk")
+    parser.add_argument("--only-kills", action="store_true", help="nothing but SIGKILL")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -413,21 +228,27 @@ def main() -> None:
     memory = Path("/dev/shm")  # where to flush takes no time
     with tempfile.TemporaryDirectory(dir=memory if options.short and memory.is_dir() else None) as name:
         work = Path(name)
-        faults = [kill(work / "kill", options.kills, algorithms, signal.SIGKILL, {-signal.SIGKILL}, dice)]
-        if options.signals:
-            term, interrupt = {128 + signal.SIGTERM, -signal.SIGTERM}, {128 + signal.SIGINT}
-            faults.append(kill(work / "term", options.signals, algorithms[:1], signal.SIGTERM, term, dice))
-            faults.append(kill(work / "int", options.signals, algorithms[:1], signal.SIGINT, interrupt, dice))
-        failed = fail_writes(work / "writes", lambda number: number % 2 == 0)
-        if not options.short:
-            more = fail_writes(work / "writes-torn", lambda number: number % 2 == 1)
-            failed = [one.and_(other) for one, other in zip(failed, more, strict=True)]
-        faults += failed
-        faults += damage(work, dice)
-        faults += [] if options.short else fill_disk(work)
+        kills = Kills(work / "kill", options.kills, algorithms, signal.SIGKILL, {-signal.SIGKILL}, options.seed)
+        faults = [kills.run(options.out)]
+        print(f"{kills.rows()}\n")
+        if options.signals and not options.only_kills:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                codes = {128 + number} | ({-number} if number != signal.SIGINT else set())
+                place = work / f"signal-{number}"
+                faults.append(Kills(place, options.signals, algorithms[:1], number, codes, options.seed).run())
+        faults += [] if options.only_kills else others(work, dice, short=options.short)
     print("| fault | tried | struck | rounds played again, most (mean) | difference in the end |")
     print("|---|---|---|---|---|")
     print("\n".join(fault.row() for fault in faults))
+
+
+def others(work: Path, dice: random.Random, *, short: bool) -> list[Fault]:
+    """Break calls and files instead of processes."""
+    faults = fail_writes(work / "writes", lambda number: number % 2 == 0)
+    if not short:
+        more = fail_writes(work / "writes-torn", lambda number: number % 2 == 1)
+        faults = [one.and_(other) for one, other in zip(faults, more, strict=True)]
+    return [*faults, *damage(work, dice), *([] if short else fill_disk(work))]
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ range and meaning with `hyper`.
 import dataclasses
 import inspect
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Generic, cast
 
 from kedge.direction import Vector
-from kedge.errors import UsageError
+from kedge.errors import UsageError, shown
 from kedge.exchange import ClientT, DownT, Exchange, Nothing, Round, ServerT, UpT
 
 SYMBOLS = """\
@@ -68,10 +69,10 @@ def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
     name, rule = field.name, field.metadata
     if rule["choices"]:
         if value not in rule["choices"]:
-            raise UsageError(f"{name} of {owner} is {value!r}, but must be one of {', '.join(rule['choices'])}")
+            raise UsageError(f"{name} of {owner} is {shown(value)}, but must be one of {', '.join(rule['choices'])}")
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{name} of {owner} is {value!r}, but must be a finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise UsageError(f"{name} of {owner} is {shown(value)}, but must be a finite number")
     if is_whole(field) and not isinstance(value, int):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
     if not (value > rule["above"] and rule["at_least"] <= value <= rule["at_most"]):

@@ -7,20 +7,18 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.errors import UsageError
+from kedge.errors import UsageError, shown
 
-
-def shown(value: Any) -> str:
-    """Write ``value`` for a message; of a very long number, how long it is."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
-    return repr(value)
+MOST = 2**53
+"""No count is larger: a float still tells it from its neighbours."""
 
 
 def affordable(what: str, size: int) -> None:
@@ -31,10 +29,14 @@ def affordable(what: str, size: int) -> None:
 
 @functools.cache
 def _memory() -> int:
+    """Return the bytes of memory that this machine, or the container that this is, has."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not a POSIX system
-        return 1 << 40
+        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # no such question on this system
+        has = 1 << 40
+    with suppress(OSError, ValueError):  # "max" is no number
+        has = min(has, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return has
 
 
 def _bytes(size: int) -> str:
@@ -44,11 +46,12 @@ def _bytes(size: int) -> str:
     return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
 
 
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+def whole(name: str, value: Any, least: int, most: int = MOST) -> int:
     """Return ``value`` as an int, or say that it is not a whole number between ``least`` and ``most``."""
     good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not good or value < least or (most is not None and value > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if not good or not least <= value <= most:
+        open_ended = most == MOST and not (good and value > most)
+        bounds = f"of at least {least}" if open_ended else f"from {least} to {most}"
         raise UsageError(f"{name} is {shown(value)}, but must be a whole number {bounds}")
     return int(value)
 
@@ -75,9 +78,10 @@ def _is_finite(value: Any) -> bool:
 
 def byte_size(name: str, value: Any) -> int:
     """Return bytes: ``value`` is their number, or text such as "500MB", "1.5 GB" or "2GiB"."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kmgt]?)(i?)b)?", str(value).strip(), re.IGNORECASE | re.ASCII)
+    text = value if isinstance(value, str) else shown(value)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kmgt]?)(i?)b)?", text.strip(), re.IGNORECASE | re.ASCII)
     if isinstance(value, bool | float) or match is None or (match[3] and not match[2]):
-        raise UsageError(f"{name} is {value!r}, but must be a size such as 500MB or 2GB")
+        raise UsageError(f"{name} is {shown(value)}, but must be a size such as 500MB or 2GB")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
 

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 100
+"""Characters of a value that a sentence shows."""
+
 
 class UsageError(ValueError):
     """A wrong input. Its message is one sentence; the command line prints it and exits with code 2."""
@@ -12,12 +15,21 @@ class RunWarning(UserWarning):
     """Something of a run's directory was not as it should be, and the run goes on without it."""
 
 
+def shown(value: object) -> str:
+    """Write a value for a sentence: as Python does, but never long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        return f"a {type(value).__name__} too large to write"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 20]}...{text[-10:]}"
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Say that ``name`` is not a known ``kind``, with the nearest known one or the whole list."""
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name[:SHOWN].lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-    return UsageError(f"{kind} {name!r} does not exist; {hint}")
+    return UsageError(f"{kind} {shown(name)} does not exist; {hint}")
 
 
 class LostProcessError(RuntimeError):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.checks import affordable, shown
+from kedge.checks import affordable
+from kedge.errors import shown
 
 COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET, SKIP = range(7)
 """Purposes: who takes part, what data, dropout masks inside a model, whose reply is lost, which training samples

@@ -33,6 +33,12 @@ Weights = Literal["uniform", "size"]
 OPENING = -1
 """The round of the exchanges before the first one."""
 
+STEPS = 1_000_000
+"""The most local steps."""
+
+SHARDS = 65_536
+"""The most shards: every round visits all of them."""
+
 ASKED = 1 << 32
 """The number of an exchange that is asked beside the run: it draws minibatches that no exchange of a round draws."""
 
@@ -52,9 +58,11 @@ class Settings:
     shards: int = 16  # of the clients: the most processes that a run can have
 
     def __post_init__(self) -> None:
-        for name, optional in (("cohort", True), ("local_steps", False), ("batch_size", True), ("shards", False)):
-            if not (optional and getattr(self, name) is None):
+        for name in ("cohort", "batch_size"):
+            if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
+        whole("local_steps", self.local_steps, 1, STEPS)
+        whole("shards", self.shards, 1, SHARDS)
         whole_seed(self.seed)
         if self.local_epochs is not None:
             real("local_epochs", self.local_epochs, positive=True)
@@ -69,7 +77,11 @@ class Settings:
         if self.local_epochs is None:
             return np.broadcast_to(np.int64(self.local_steps), samples.shape)
         steps = np.ceil(self.local_epochs * samples / (self.batch_size or samples))
-        return np.clip(steps, 1, 2**53).astype(np.int64)
+        if (most := float(steps.max())) > STEPS:
+            raise UsageError(
+                f"local_epochs is {self.local_epochs:g}: {most:.3g} local steps, but at most {STEPS} can be"
+            )
+        return np.maximum(steps, 1).astype(np.int64)
 
     def minibatches(self, effort: Effort, samples: int) -> float:
         """Return how many minibatches one gradient of this effort stands for, on a client with so many samples."""

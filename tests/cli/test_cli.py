@@ -88,7 +88,7 @@ def test_compare_writes_table_figure_and_numbers(tmp_path, capsys):
         "both",
         "--target",
         "0.1",
-        "--workers",
+        "--jobs",
         "1",
     ]
     assert execute(command) == 0
@@ -107,7 +107,7 @@ def test_compare_writes_table_figure_and_numbers(tmp_path, capsys):
 
 
 def test_the_same_comparison_again_goes_on_and_does_nothing_twice(tmp_path, capsys):
-    command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold-m", "--out", "both", "--workers", "1", "--seeds"]
+    command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold-m", "--out", "both", "--jobs", "1", "--seeds"]
     assert execute([*command, "1"]) == 0
     runs = tmp_path / "both" / "runs"
     before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in runs.rglob("*") if file.is_file()}
@@ -121,7 +121,7 @@ def test_the_same_comparison_again_goes_on_and_does_nothing_twice(tmp_path, caps
 
 def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
     command = ["compare", *QUICK, "--algorithms", "fedavg,fedavg-m", "--seeds", "1", "--out", "both", "--beta", "0.5"]
-    command += ["--workers", "1"]
+    command += ["--jobs", "1"]
     assert execute([*command, "--eta", "0.3", "--set", "fedavg-m.eta=0.7"]) == 0
     configs = [tomllib.loads((tmp_path / "both" / "runs" / f"{n}-0" / "config.toml").read_text())["algorithm"]
                for n in ("fedavg", "fedavg-m")]  # fmt: skip
@@ -130,7 +130,7 @@ def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
 
 def test_a_comparison_goes_on_when_one_run_diverges(capsys):
     command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--set", "fedavg.eta=1e30"]
-    assert execute([*command, "--workers", "1"]) == 0
+    assert execute([*command, "--jobs", "1"]) == 0
     assert "1 of 1 diverged" in capsys.readouterr().out
     (picture,) = Path("runs").glob("*/curves.svg")
     assert "fedavg (1 diverged)" in picture.read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def _no_network(*_, **__):
         (["run", "--rounds", "0"], "rounds is 0, but must be a whole number of at least 1"),
         (["run", "--dataset", "mnist", "--cohort", "0"], "cohort is 0, but must be a whole number of at least 1"),
         (["run", "--dataset", "mnist", "--local-steps", "0"], "local_steps is 0, but must be a whole number"),
-        (["run", "--threads", "0"], "threads is 0, but must be a whole number of at least 1"),
+        (["run", "--threads", "0"], "threads is 0, but must be a whole number from 1 to 1024"),
         (["run", "--workers", "2", "--rounds", "-1"], "rounds is -1, but must be a whole number of at least 1"),
         (["run", "--dataset", "quadratics", "--alpha", "0.3"], "quadratics has no samples to divide"),
         (["run", "--dataset", "digit"], "data set 'digit' does not exist; did you mean 'digits'?"),
@@ -258,7 +258,7 @@ def _no_network(*_, **__):
             ["compare", "--algorithms", "fedavg", "--set", "fedcm.eta=1"],
             "--set names fedcm, but the comparison has only",
         ),
-        (["reproduce", "mlp-full", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
+        (["reproduce", "mlp-full", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["run", "--rounds", "few"], "Invalid value for '--rounds'"),
         (["run", "--nonsense"], "No such option"),
         (["run", "--set", "run.round=3"], "key of run 'round' does not exist; did you mean 'rounds'?"),
@@ -274,8 +274,8 @@ def _no_network(*_, **__):
             ["run", "--dataset", "mnist", "--data-dir", "nowhere"],
             "mnist is not in nowhere",
         ),
-        (["compare", "--seeds", "0"], "seeds is 0, but must be at least 1"),
-        (["compare", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
+        (["compare", "--seeds", "0"], "seeds is 0, but must be a whole number from 1 to 1000"),
+        (["compare", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["compare", "--cohort", "50"], "cohort is 50, but the federation has 40 clients"),
         (["compare", "--out", "used"], "out is used, but that directory is not empty; nothing was overwritten"),
         (["compare", "--target", "2"], "target is 2, but must be above 0 and at most 1"),
@@ -285,7 +285,7 @@ def _no_network(*_, **__):
         (["nonsense"], "No such command"),
         (["run", "--device", "cpux"], "device is 'cpux', but torch cannot use it"),
         (["run", "--eval-every", "0"], "eval_every is 0"),
-        (["run", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
+        (["run", "--workers", "0"], "workers is 0, but must be a whole number from 1 to 1024"),
         (["run", "--state-memory", "much"], "state_memory is 'much', but must be a size such as 500MB or 2GB"),
         (["run", "--set", "run.state_memory=-1"], "state_memory is -1, but must be a size such as 500MB or 2GB"),
         (["run", "--set", "run.local_epochs=inf"], "local_epochs is inf"),

@@ -16,7 +16,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def test_a_figure_by_one_command_then_again_without_running(tmp_path, capsys):
-    assert execute(["reproduce", "mlp-full", "--workers", "1"]) == 0
+    assert execute(["reproduce", "mlp-full", "--jobs", "1"]) == 0
     printed = capsys.readouterr()
     folder = tmp_path / "experiments" / "results" / "mlp-full" / "smoke"
     assert "## Claims" in printed.out
@@ -28,13 +28,13 @@ def test_a_figure_by_one_command_then_again_without_running(tmp_path, capsys):
     assert "`kedge reproduce mlp-full --scale smoke`" in verdict
     assert str(tmp_path) not in verdict
     before = {file: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    assert execute(["reproduce", "mlp-full", "--workers", "1"]) == 0
+    assert execute(["reproduce", "mlp-full", "--jobs", "1"]) == 0
     assert "accuracy" not in capsys.readouterr().err  # no run was played
     assert {file: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
 
 
 def test_a_run_is_repeated_from_its_configuration(tmp_path):
-    assert execute(["reproduce", "mlp-partial", "--workers", "1", "--out", "results"]) == 0
+    assert execute(["reproduce", "mlp-partial", "--jobs", "1", "--out", "results"]) == 0
     folder = tmp_path / "results" / "mlp-partial" / "smoke"
     config = folder / "configs" / "tuned--1-of-10-clients--scaffold-m.toml"
     assert execute(["run", str(config), "--seed", "1", "--out", "again"]) == 0
@@ -47,7 +47,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path):
 
 
 def test_a_sweep_is_drawn_over_its_setting(tmp_path):
-    assert execute(["reproduce", "participation", "--workers", "1", "--out", "results"]) == 0
+    assert execute(["reproduce", "participation", "--jobs", "1", "--out", "results"]) == 0
     assert (tmp_path / "results" / "participation" / "smoke" / "figure.png").stat().st_size > 1000
 
 

@@ -13,7 +13,7 @@ from kedge.cli.main import execute
 
 DIGITS = ["--rounds", "3", "--clients", "10", "--cohort", "3", "--local-steps", "2", "--set", "model.widths=[8]"]
 QUICK = [
-    "--dataset", "quadratics", "--batch-size", "full", "--clients", "4", "--metric", "test_loss", "--workers", "1",
+    "--dataset", "quadratics", "--batch-size", "full", "--clients", "4", "--metric", "test_loss", "--jobs", "1",
     "--set", "run.rounds=4", "--set", "run.cohort=2", "--set", "run.local_steps=2",
 ]  # fmt: skip
 
@@ -39,7 +39,7 @@ def timeless(path):
 
 def test_a_sweep_tries_every_point_and_draws_them(tmp_path, capsys):
     command = ["sweep", *DIGITS, "--grid", "algorithm.eta=0.05,0.2", "--grid", "algorithm.beta=0.2,0.5", "--seeds", "2"]
-    assert execute([*command, "--seed", "5", "--out", "s", "--workers", "1"]) == 0
+    assert execute([*command, "--seed", "5", "--out", "s", "--jobs", "1"]) == 0
     printed = capsys.readouterr().out
     assert printed.count(" after 3 rounds (") == 8
     assert "Best: --set algorithm.eta=" in printed
@@ -167,13 +167,13 @@ def test_without_optuna_the_way_to_get_it_is_told(monkeypatch, capsys):
         (["--grid", "run.rounds=2,0"], "rounds is 0, but must be a whole number of at least 1"),
         (["--grid", "run.rounds=2,3", "--halving", "2"], "with halving the rungs decide on the rounds"),
         (["--grid", "algorithm.eta=0.1..1"], "needs --search optuna"),
-        (["--grid", "algorithm.eta=1", "--halving", "1"], "halving is 1, but must be at least 2"),
-        (["--grid", "algorithm.eta=1", "--seeds", "0"], "seeds is 0, but must be at least 1"),
+        (["--grid", "algorithm.eta=1", "--halving", "1"], "halving is 1, but must be a whole number from 2 to 100000"),
+        (["--grid", "algorithm.eta=1", "--seeds", "0"], "seeds is 0, but must be a whole number from 1 to 100000"),
         (["--grid", "algorithm.eta=1", "--metric", "speed"], "metric is 'speed', but must be one of"),
         (["--grid", "algorithm.eta=1", "--metric", "test_accuracy"], "quadratics has none"),
         (["--grid", "algorithm.eta=1", "--search", "random"], "search is 'random', but must be grid or optuna"),
         (["--grid", "algorithm.eta=1", "--trials", "5"], "only --search optuna has trials"),
-        (["--grid", "algorithm.eta=1", "--workers", "0"], "workers is 0, but must be a whole number of at least 1"),
+        (["--grid", "algorithm.eta=1", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["--grid", "model.name='a b','a-b'"], "quadratics brings its own model"),
         (["--grid", "algorithm.eta=1", "--out", "used"], "out is used, but that directory is not empty"),
         (["--resume", "used"], "--resume goes on with a sweep as it is, but "),
@@ -198,7 +198,7 @@ def test_a_directory_without_a_sweep_is_not_resumed(capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_that_was_stopped_or_killed_goes_on(tmp_path, number):
     command = ["sweep", *QUICK, "--grid", "algorithm.eta=0.05,0.1,0.2,0.3", "--seeds", "2", "--out", "s"]
-    command += ["--rounds", "200", "--set", "run.checkpoint_every=20", "--workers"]
+    command += ["--rounds", "200", "--set", "run.checkpoint_every=20", "--jobs"]
     start = [sys.executable, "-c", "from kedge.cli import main; main()", *command, "2"]
     runs = tmp_path / "s" / "runs"
     with subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:

@@ -24,6 +24,8 @@ from kedge.runs.config import Config, check, division
 from kedge.runs.directory import check_place
 
 DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
+SEEDS = 1000
+"""The most seeds of a comparison."""
 FILES = {"runs", "summary.csv", "curves.csv", "curves.png", "curves.svg"}
 
 
@@ -52,7 +54,7 @@ def compare(
     eval_every: options.EvalEvery = None,
     device: options.Device = None,
     engine: options.Engine = None,
-    processes: options.Processes = None,
+    jobs: options.Jobs = None,
     state_memory: options.StateMemory = None,
     set_: options.Set = None,
     out: options.Out = None,
@@ -62,12 +64,11 @@ def compare(
     Each algorithm has its own eta and beta, found by a grid on the default problem (experiments/digits_grid.py): for
     another problem set yours, with --eta and --beta for all or --set scaffold-m.eta=0.2 for one.
     """
-    if seeds < 1:
-        raise UsageError(f"seeds is {seeds}, but must be at least 1")
+    whole("seeds", seeds, 1, SEEDS)
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
-    if processes is not None:
-        whole("workers", processes, 1)
+    if jobs is not None:
+        whole("jobs", jobs, 1)
     raw = options.configuration(config, set_, locals())
     chosen = _chosen(algorithms, raw)
     first = chosen[next(iter(chosen))]
@@ -77,7 +78,7 @@ def compare(
         for settings in chosen.values():
             rehearse(settings)
         with stopping() as stop:
-            records, failures = _run_all(chosen, seeds, path, processes, stop)
+            records, failures = _run_all(chosen, seeds, path, jobs, stop)
         if records:
             _report(records, target, path, first)
     for name, error in failures.items():

@@ -1,15 +1,105 @@
-"""Where the command line writes: results to the standard output, progress and errors to the standard error."""
+"""Where the command line writes: results to the standard output, progress and errors to the standard error.
+
+Much of what is written is somebody's own, names of directories for one: nothing in it is taken for markup.
+"""
+
+import codecs
+import errno
+import os
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-output = Console()
-errors = Console(stderr=True)
+LONGEST = 2000
+"""Characters of a sentence."""
+
+output = Console(markup=False, highlight=False, emoji=False)
+errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
 def say(message: object) -> None:
     """Write a sentence of kedge's own to the standard error."""
-    errors.print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
+    errors.print(f"kedge: {sentence(str(message))}", soft_wrap=True)
+
+
+def sentence(text: str) -> str:
+    """Return a text on one line, not too long, and without what a terminal would take for a command."""
+    text = "".join(letter if _is_harmless(letter) else repr(letter)[1:-1] for letter in " ".join(text.splitlines()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
+
+
+def _is_harmless(letter: str) -> bool:
+    return letter.isprintable() or "\udc80" <= letter <= "\udcff"
+
+
+class Standard:
+    """A standard stream that ends no run: when it breaks, the rest goes nowhere, and `failure` says why."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failure: OSError | None = None
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=ERRORS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, unless it is broken."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._break(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, unless it is broken."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._break(error)
+
+    def _break(self, error: OSError) -> None:
+        """Lead the stream nowhere: what Python still holds of it must go somewhere, at the latest when it exits."""
+        # Whoever has closed a pipe, as `head` does, has read all that he wanted.
+        self.failure = self.failure or (None if error.errno == errno.EPIPE else error)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        with suppress(OSError):
+            self._stream.flush()
+
+
+ERRORS = "kedge"
+"""How to write what the stream's encoding does not know: bytes of file names as they are, and else a question mark."""
+
+
+def _encode(error: UnicodeError) -> tuple[bytes | str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return b"".join(_byte(letter) for letter in letters), error.end
+
+
+def _byte(letter: str) -> bytes:
+    return bytes([ord(letter) - 0xDC00]) if "\udc80" <= letter <= "\udcff" else b"?"
+
+
+codecs.register_error(ERRORS, _encode)
+
+
+def guard() -> Standard | None:
+    """Let this process outlive its standard streams; return the output, if there is one."""
+    if sys.stderr is not None:
+        sys.stderr = Standard(sys.stderr)
+    if sys.stdout is None:
+        return None
+    standard = Standard(sys.stdout)
+    sys.stdout = standard
+    return standard
 
 
 def say_to_all(message: object) -> None:
@@ -20,7 +110,7 @@ def say_to_all(message: object) -> None:
 def progress_bar() -> Progress:
     """Return a bar that counts rounds and estimates the time left; it stays silent where nobody watches."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn("rounds,"),

@@ -1,7 +1,7 @@
 """`kedge`: the commands, and how they end.
 
 Exit 0 on success; 2 with one sentence on a wrong input; 1 when a run, or all that were to be compared, diverged, or a
-file could not be written; 130 on Ctrl-C and 143 on SIGTERM.
+file could not be written; 130 on Ctrl-C, 143 on SIGTERM and 129 on SIGHUP.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge.cli import algorithms, compare, partition, reproduce, resume, run, sweep
-from kedge.cli.console import output, say
+from kedge.cli.console import guard, output, say
 from kedge.cli.signals import StoppedError
 from kedge.errors import LostProcessError, RunWarning, UsageError
 from kedge.files import WriteError
@@ -61,7 +61,14 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and exit."""
-    sys.exit(execute())
+    standard = guard()
+    code = execute()
+    if standard is not None:
+        standard.flush()
+        if standard.failure is not None:
+            say(f"the standard output cannot be written: {standard.failure.strerror}")
+            code = code or 1
+    sys.exit(code)
 
 
 def execute(arguments: list[str] | None = None) -> int:

@@ -63,10 +63,9 @@ StallTimeout = Annotated[
     float | None, _option("stall_timeout", RUN, "Seconds until a process that does not answer counts as lost.")
 ]
 Threads = Annotated[int | None, _option("threads", RUN, "Clients to run at once in a process.", "one a core")]
-Processes = Annotated[
+Jobs = Annotated[
     int | None,
     typer.Option(
-        "--workers",
         help="Runs at once, each in a process on one core; with 1, one after the other on all cores. "
         "Changes no result. Default: one a core.",
         rich_help_panel=RUN,

@@ -32,9 +32,7 @@ def reproduce(
         str, typer.Option(help="smoke (seconds), laptop (all in a few hours), overnight (ResNet-18, a night) or paper.")
     ] = "smoke",
     out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = RESULTS,
-    workers: Annotated[
-        int | None, typer.Option(help="Runs at once; changes no result. Default: one a core.", show_default=False)
-    ] = None,
+    jobs: options.Jobs = None,
     device: options.Device = None,
     data_dir: options.DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the figures and what they cost.")] = False,
@@ -48,8 +46,8 @@ def reproduce(
     if list_:
         output.print(_table())
         return
-    if workers is not None:
-        whole("workers", workers, 1)
+    if jobs is not None:
+        whole("jobs", jobs, 1)
     if out.exists() and not out.is_dir():
         raise UsageError(f"out is {out}, but that is not a directory")
     if name is None:
@@ -69,7 +67,7 @@ def reproduce(
     with stopping() as stop:
         for plan in plans:
             try:
-                _one(plan, out, workers, stop, given)
+                _one(plan, out, jobs, stop, given)
             except UsageError as error:
                 if len(plans) == 1:
                     raise
@@ -79,17 +77,15 @@ def reproduce(
         raise UsageError(f"left out, as said above: {', '.join(left_out)}")
 
 
-def _one(plan: Plan, out: Path, workers: int | None, stop: Stop, given: str) -> None:
-    name, guess, cores = plan.experiment.name, estimate(plan), min(workers or available_cores(), available_cores())
+def _one(plan: Plan, out: Path, jobs: int | None, stop: Stop, given: str) -> None:
+    name, guess, cores = plan.experiment.name, estimate(plan), min(jobs or available_cores(), available_cores())
     errors.print(
         f"{name}: {guess.runs} runs, about {guess.on(cores)} on {cores} core{'s' * (cores > 1)}", highlight=False
     )
     command = f"kedge reproduce {name} --scale {plan.scale}"
     with ExitStack() as bars:
         try:
-            report = conduct(
-                plan, out, workers, lambda title, jobs: _watch(bars, f"{name}, {title}", jobs), stop, command
-            )
+            report = conduct(plan, out, jobs, lambda title, runs: _watch(bars, f"{name}, {title}", runs), stop, command)
         except UnfinishedError:
             assert stop.signal is not None
             raise StoppedError(f"stopped; `{command}{given}` goes on", stop.signal) from None

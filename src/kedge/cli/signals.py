@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop after its round, the second stops it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks the run to stop after its round, the second stops it at once."""
 
 import os
 import signal
@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+
+HANGUP = getattr(signal, "SIGHUP", None)
+"""What a terminal sends that is closed; not on Windows."""
 
 
 class StoppedError(Exception):
@@ -33,6 +36,8 @@ class Stop:
             self.signal = self.signal or number
             return
         if self.signal is not None:
+            if number == HANGUP:  # the system and the shell both say that the terminal is gone
+                return
             raise KeyboardInterrupt
         self.signal = number
         with suppress(OSError):  # past Python's streams: the signal may have come while one of them was writing
@@ -46,7 +51,9 @@ def stopping(*, patient: bool = False) -> Iterator[Stop]:
     ``patient``: the terminal and a launcher may both send the same signal, so a second one says nothing new.
     """
     stop = Stop(patient)
-    heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    heard = [signal.SIGINT, signal.SIGTERM] if threading.current_thread() is threading.main_thread() else []
+    if heard and HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:  # as under nohup
+        heard.append(HANGUP)
     before = {number: signal.signal(number, stop.ask) for number in heard}
     try:
         yield stop

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kedge.checks import whole
 from kedge.cli import consent, options
 from kedge.cli.console import errors, output
 from kedge.cli.run import RUNS
@@ -91,7 +92,7 @@ def sweep(
     engine: options.Engine = None,
     state_memory: options.StateMemory = None,
     checkpoint_every: options.CheckpointEvery = None,
-    processes: options.Processes = None,
+    jobs: options.Jobs = None,
     set_: options.Set = None,
     out: Annotated[
         Path | None, typer.Option(help="The directory: a new one, or one to go on with.", show_default=False)
@@ -104,13 +105,13 @@ def sweep(
     is finished is not done twice, what is not goes on from its checkpoint. More values or seeds extend the sweep.
     """
     given = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("resume", "processes", "trust") and value is not None
+        name: value for name, value in locals().items() if name not in ("resume", "jobs", "trust") and value is not None
     }
     if resume is not None and given:
         raise UsageError(f"--resume goes on with a sweep as it is, but {min(given).rstrip('_')} is given too")
     asked = None if resume is not None else _asked(config, set_, given, trust=trust)
+    if jobs is not None:
+        whole("jobs", jobs, 1)
     path = resume or out or make_new_directory(RUNS, "sweep")
     check_place(path)
     if resume is not None:
@@ -118,7 +119,7 @@ def sweep(
 
     with claimed(path, new=resume is None and out is None):
         plan = _joined(path, asked, trust=trust)
-        _play(plan, path, processes)
+        _play(plan, path, jobs)
 
 
 def _asked(config: Path | None, set_: list[str] | None, given: Mapping[str, Any], *, trust: bool) -> Plan:
@@ -162,9 +163,9 @@ def _trials(search: str | None, trials: int | None) -> int | None:
     return (DEFAULT_TRIALS if trials is None else trials) if search == "optuna" else None
 
 
-def _play(plan: Plan, path: Path, processes: int | None) -> None:
+def _play(plan: Plan, path: Path, jobs: int | None) -> None:
     with stopping() as stop:
-        going = Sweep(plan, path, processes, stop=stop)
+        going = Sweep(plan, path, jobs, stop=stop)
         with View(going):
             complete = going.run()
     if any(standing.outcomes for standing in going.standings.values()):

@@ -29,8 +29,9 @@ class View:
         self._ended: set[str] = set()
         self._found: set[str] = set()  # of those, by an earlier command
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("rounds,"),
-            TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(), TextColumn("to go"),
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(),
+            TextColumn("rounds,"), TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(),
+            TextColumn("to go"),
         )  # fmt: skip
         self._task = self._bar.add_task("", total=sweep.total)
         self._live = Live(get_renderable=self._render, console=output, transient=True, refresh_per_second=4)

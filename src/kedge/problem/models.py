@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from kedge.checks import affordable, check_options, real, shown, whole, whole_seed
-from kedge.errors import UsageError, unknown
+from kedge.checks import affordable, check_options, real, whole, whole_seed
+from kedge.errors import UsageError, shown, unknown
 
 Shape = tuple[int, ...]
 

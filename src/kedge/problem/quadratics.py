@@ -14,8 +14,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from kedge.checks import affordable, real, shown, whole, whole_seed
-from kedge.errors import unknown
+from kedge.checks import affordable, real, whole, whole_seed
+from kedge.errors import shown, unknown
 from kedge.problem.federation import Federation
 
 

@@ -6,24 +6,23 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import algorithm_class
 from kedge.checks import byte_size, real, whole
-from kedge.errors import UsageError, unknown
+from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import Place
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
 from kedge.problem.partition import WITH_ALPHA
-from kedge.round import Weights
 from kedge.runs.joining import own_device
 from kedge.runs.schedule import Interval
-from kedge.runs.simulate import STATE_MEMORY, Result, Watch, simulate
-from kedge.runs.stalls import STALL_TIMEOUT
+from kedge.runs.settings import Config as Config
+from kedge.runs.simulate import Result, Watch, simulate
 from kedge.simulator import Settings
 from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import usable_device
@@ -34,99 +33,58 @@ DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "ho
 TEST_SAMPLES = 10_000
 """How many make a test set large."""
 
+PROCESSES = 1024
+"""The most processes, and the most threads of one."""
+
 EVALUATION_SHARE = 0.04
 """Of the time, what evaluations may take by default."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
-
-
-class Data(_Section):
-    """Whose data, and how it is divided."""
-
-    dataset: str = "digits"
-    data_dir: str | None = None
-    clients: int = 40
-    partition: str | None = None  # None: by-user for synthetic, else dirichlet
-    alpha: float = 0.1
-    shards_per_client: int = 2
-    holdout: float = 0.0  # share of the training samples to evaluate on, instead of the test set
-    test_samples: int | None = None  # to evaluate on; None: all
-    dim: int = 20  # of quadratics
-    heterogeneity: str = "mild"  # of quadratics
-    sigma: float = 0.0  # of quadratics
-
-
-class Model(_Section):
-    """What is trained. An option that a model does not know is refused."""
-
-    name: str | None = None
-    widths: list[int] | None = None
-    dropout: float | None = None
-    norm: str | None = None
-    width: int | None = None
-
-
-class Method(_Section):
-    """The algorithm; its hyper-parameters are checked by the algorithm itself."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str = "scaffold-m"
-    eta: float = 0.1
-    sha256: str | None = None  # of the source, where the name is file.py:Class
-
-
-class Run(_Section):
-    """How it is run."""
-
-    rounds: int = 100
-    cohort: int | Literal["all"] = 4
-    local_steps: int = 16
-    local_epochs: float | None = None
-    batch_size: int | Literal["full"] = 16
-    weight_decay: float = 0.0
-    weights: Weights = "uniform"
-    lost_replies: float = 0.0
-    seed: int = 0
-    eval_every: int | None = None  # None: up to fifty times a run, by what it costs
-    eval_clients: bool = False
-    device: str = "cpu"
-    engine: str = "auto"
-    workers: int = 1  # processes
-    stall_timeout: float = STALL_TIMEOUT  # seconds until a process that does not answer counts as lost
-    threads: int | None = None  # clients at once in each process; None: one a core
-    shards: int = 16
-    state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file
-    checkpoint_every: int | str | None = None  # rounds; "30s": seconds; None: a fiftieth of the time
-
-
-class Config(_Section):
-    """A whole run: `kedge run config.toml` repeats it."""
-
-    data: Data = Data()
-    model: Model = Model()
-    algorithm: Method = Method()
-    run: Run = Run()
 
 
 def load_toml(path: Path) -> dict[str, Any]:
     """Read a configuration file."""
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        content = path.read_bytes().decode()
     except OSError as error:
         raise UsageError(f"the configuration {path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # tomllib's own and that of UTF-8 are ValueErrors
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the configuration {path} is not TOML: {error}") from error
+    try:
+        return _toml(content)
+    except ValueError as error:
         raise UsageError(f"the configuration {path} is not TOML: {error}") from error
 
 
 def parse_value(text: str) -> Any:
     """Read a value as TOML would; what is not TOML is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return _toml(f"value = {text}")["value"]
+    except ValueError:
         return text
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """Read TOML; what cannot be read is a ValueError, whatever the reason."""
+    try:
+        content = tomllib.loads(text)
+        check_values(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return content
+
+
+def check_values(values: Mapping[str, Any] | list[Any], place: str = "") -> None:
+    """Refuse, wherever they stand, whole numbers of more than the 64 bits that TOML promises, and text that it has not.
+
+    Names of files may be any bytes but 0; what is written to `config.toml` may not.
+    """
+    for key, value in values.items() if isinstance(values, Mapping) else ((place, value) for value in values):
+        name = f"{place}.{key}" if place and isinstance(values, Mapping) else key
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise UsageError(f"{name} is {shown(value)}, but a whole number has at most 63 bits")
+        if isinstance(value, str) and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in value):
+            raise UsageError(f"{name} is {shown(value)}, but text in a configuration must be UTF-8 and without zeros")
+        if isinstance(value, Mapping | list):
+            check_values(value, name)
 
 
 def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -137,26 +95,31 @@ def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[
         if not dot or not name:
             raise UsageError(f"the key {key!r} must have the form section.name, as in algorithm.eta")
         if not isinstance(result.setdefault(section, {}), dict):
-            raise UsageError(f"{section} is {result[section]!r}, but must be a section")
+            raise UsageError(f"{section} is {shown(result[section])}, but must be a section")
         result[section][name] = value
     return result
 
 
 def check(raw: Mapping[str, Any]) -> Config:
     """Check a configuration; one sentence says the first thing that is wrong."""
+    check_values(raw)
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise _sentence(error) from None
     if config.data.dataset not in DATASETS:
         raise unknown("data set", config.data.dataset, DATASETS)
+    check_values(config.model_dump())
     algorithm_of(config)
     settings_of(config)
-    for name, value in (("rounds", config.run.rounds), ("workers", config.run.workers)):
-        whole(name, value, 1)
-    for name, given in (("eval_every", config.run.eval_every), ("threads", config.run.threads)):
+    for name, least in (("clients", 1), ("shards_per_client", 1), ("dim", 1)):
+        whole(name, getattr(config.data, name), least)
+    whole("rounds", config.run.rounds, 1)
+    for name, given in (("workers", config.run.workers), ("threads", config.run.threads)):
         if given is not None:
-            whole(name, given, 1)
+            whole(name, given, 1, PROCESSES)
+    if config.run.eval_every is not None:
+        whole("eval_every", config.run.eval_every, 1)
     real("stall_timeout", config.run.stall_timeout, positive=True)
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
@@ -192,8 +155,8 @@ def _sentence(error: ValidationError) -> UsageError:
         return unknown(f"key of {place[0]}" if len(place) > 1 else "section", place[-1], owner.model_fields)
     key = ".".join(place[:2])
     if first["type"] in ("model_type", "model_attributes_type"):
-        return UsageError(f"{key} is {first['input']!r}, but must be a section")
-    return UsageError(f"{key} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}")
+        return UsageError(f"{key} is {shown(first['input'])}, but must be a section")
+    return UsageError(f"{key} is {shown(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
 def algorithm_of(config: Config) -> Algorithm[Any, Any]:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.errors import UsageError
-from kedge.runs.config import parse_value
+from kedge.runs.config import check_values, parse_value
+
+POINTS = 100_000
+"""The most points of a grid."""
 
 _FORM = "but must have the form key=value,value,... or key=low..high[:log], as in algorithm.eta=0.01,0.1"
 _RANGE = re.compile(r"[^/,\"'\[{]*\.\.[^/,]*")  # unlike ../a/path
@@ -75,12 +78,19 @@ def _axis(text: str, values: str) -> Axis:
         raise UsageError(f"--grid is {text!r}, but one of its values is empty")
     chosen: list[Any] = []
     for value in map(parse_value, parts):
+        check_values({"a value of --grid": value})
+        if _has_table(value):
+            raise UsageError(f"--grid is {text!r}, but no setting is a table")
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--grid is {text!r}, but {value} is not a finite number")
         if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in chosen):
             raise UsageError(f"--grid is {text!r}, but names {label(value)} twice")
         chosen.append(value)
     return Choices(tuple(chosen))
+
+
+def _has_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_table, value)))
 
 
 def _range(text: str, values: str) -> Range:
@@ -139,6 +149,8 @@ def points(axes: Mapping[str, Axis]) -> list[Point]:
         if isinstance(axis, Range):
             raise UsageError(f"--grid has the range {key}={axis}, which needs --search optuna")
     choices = [axis.values for axis in axes.values() if isinstance(axis, Choices)]
+    if (count := math.prod(map(len, choices))) > POINTS:
+        raise UsageError(f"--grid has {count:.3g} points, but at most {POINTS} can be tried")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*choices)]
 
 
@@ -166,10 +178,10 @@ def label(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{','.join(label(item) for item in value)}]"
+        return f"[{','.join(json.dumps(item) if isinstance(item, str) else label(item) for item in value)}]"
     if isinstance(value, str):
         plain = parse_value(value) == value and not set(value) & {",", *_CLOSING} and not _RANGE.fullmatch(value)
-        return value if plain and value == value.strip() else json.dumps(value)
+        return value if plain and value and value == value.strip() else json.dumps(value)
     return str(value)
 
 

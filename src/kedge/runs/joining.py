@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from kedge.errors import UsageError
-from kedge.runs.stalls import STALL_TIMEOUT, Silence
+from kedge.runs.settings import STALL_TIMEOUT
+from kedge.runs.stalls import Silence
 from kedge.simulator.transport import SocketTransport, connected
 
 LOST = 75

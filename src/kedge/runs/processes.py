@@ -25,7 +25,7 @@ from kedge.runs.reader import Row
 PATIENCE = 0.1
 """Seconds between two looks at whether to stop."""
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.checks import whole
-from kedge.errors import UsageError
+from kedge.errors import UsageError, shown
 
 SHARE = 0.02
 """Of the time, what checkpoints may take by default."""
@@ -34,12 +34,11 @@ class Interval:
         if value == "never":
             return cls(never=True)
         if isinstance(value, str):
-            if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*s", value):
+            if found := re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*s", value, re.ASCII):
                 return cls(seconds=float(found[1]))
-            if not value.isdecimal():
-                raise UsageError(
-                    f"checkpoint_every is {value!r}, but must be a number of rounds, seconds as in '30s', auto or never"
-                )
+            if not re.fullmatch(r"\d{1,15}", value, re.ASCII):
+                rule = "must be a number of rounds, seconds as in '30s', auto or never"
+                raise UsageError(f"checkpoint_every is {shown(value)}, but {rule}")
             value = int(value)
         return cls(rounds=whole("checkpoint_every", value, 0))
 

@@ -20,14 +20,12 @@ from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.reader import Row
 from kedge.runs.recording import Recording
 from kedge.runs.schedule import Interval
+from kedge.runs.settings import STATE_MEMORY
 from kedge.simulator import Settings, Simulation
 from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import current_processes
-
-STATE_MEMORY = "4GB"
-"""The clients' state to keep in memory, unless told otherwise."""
 
 Watch = Callable[[int, Row | None], None]
 """Called after every round with its number and, where it was evaluated, its metrics."""

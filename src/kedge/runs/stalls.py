@@ -3,9 +3,6 @@
 import time
 from collections.abc import Callable
 
-STALL_TIMEOUT = 300.0
-"""Seconds after which a process that does not answer counts as lost, unless told otherwise."""
-
 QUIET = 20.0
 """Seconds after which its silence is said, or after half the timeout."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kedge.checks import whole
-from kedge.errors import UsageError
+from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
 from kedge.problem import DATASETS
 from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
@@ -27,6 +27,9 @@ METRICS = {"test_accuracy": True, "test_loss": False}
 """What a sweep may look for, and whether more is better."""
 
 FILE = "sweep.toml"
+
+RUNS = 100_000
+"""The most runs of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,10 @@ class Plan:
         if self.metric not in METRICS:
             raise UsageError(f"metric is {self.metric!r}, but must be one of {', '.join(METRICS)}")
         for name, value, least in (("seeds", self.seeds, 1), ("halving", self.halving, 2), ("trials", self.trials, 1)):
-            if value is not None and value < least:
-                raise UsageError(f"{name} is {value}, but must be at least {least}")
+            if value is not None:
+                whole(name, value, least, RUNS)
+        if (runs := self.seeds * (self.trials or len(points(self.axes)))) > RUNS:
+            raise UsageError(f"the sweep has {runs} runs, but must have at most {RUNS}")
         if self.trials is not None:
             require_optuna()
         if self.halving is not None and self.trials is not None:
@@ -113,7 +118,7 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(f"{path} has no {FILE}, so it is not the directory of a `kedge sweep`")
     for name, section in sections.items():
         if not isinstance(section, dict):
-            raise UsageError(f"{file} cannot be read: {name} is {section!r}, but must be a section")
+            raise UsageError(f"{file} cannot be read: {name} is {shown(section)}, but must be a section")
     try:
         about = _About.model_validate(sections.pop("sweep", {}))
     except ValidationError as error:

@@ -9,7 +9,8 @@ here at most 1000.
 import numpy as np
 import torch
 
-from kedge.checks import affordable, real, shown, whole
+from kedge.checks import affordable, real, whole
+from kedge.errors import shown
 from kedge.problem.datasets.base import DataSet, Source
 
 _FEATURES, _CLASSES = 60, 10
