@@ -131,3 +131,15 @@ def test_fashion_mnist_is_found_where_debian_has_it(tmp_path, small_sets, monkey
     kind = dataclasses.replace(mnist.KINDS["fashion-mnist"], system=tmp_path / "system")
     monkeypatch.setitem(mnist.KINDS, "fashion-mnist", kind)
     assert len(load_dataset("fashion-mnist", tmp_path / "nowhere", download=False).train[1]) == 30
+
+
+def test_a_folder_whose_name_is_not_text_is_served_all_the_same(tmp_path, small_sets, counted):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    write_mnist(folder / "MNIST" / "raw")
+    for _ in range(2):
+        load_dataset("mnist", folder, download=False)
+    write_mnist(tmp_path / "MNIST" / "raw")
+    before = len(counted)
+    for _ in range(2):
+        load_dataset("mnist", tmp_path, download=False)
+    assert len(counted) == before + 4  # what is remembered of the others is not lost

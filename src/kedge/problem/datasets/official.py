@@ -126,13 +126,12 @@ def _remember(place: str, seen: _Seen) -> None:
     if path is None:
         return
     others = [(name, old) for name, old in _recall().files.items() if name != place]
-    memory = _Memory(files=dict([*others[1 - _MOST_FILES :], (place, seen)]))
     try:
+        memory = _Memory(files=dict([*others[1 - _MOST_FILES :], (place, seen)])).model_dump_json()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=".verified", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(memory.model_dump_json())
-        Path(file.name).replace(path)
-    except (OSError, UnicodeError):
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".verified") as folder:
+            new = Path(folder) / path.name
+            new.write_text(memory, encoding="utf-8")
+            new.replace(path)
+    except (OSError, ValueError):  # no place for it, or a name that is not text: it is checked again next time
         return
