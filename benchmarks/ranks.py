@@ -2,7 +2,7 @@
 
     python -m benchmarks.ranks [w1 w2] [--rounds 10] [--repeats 5] [--processes 2] [--json FILE]
 
-The processes are the ranks of torch.distributed over loopback, as `kedge run --workers` starts them. One process with
+The processes are connected by socket pairs, as those of `kedge run --workers` are. One process with
 one thread, one with as many threads, and several with one thread each play the same rounds in turn. "sum" is the
 collective that adds the replies, for models of several sizes. The table at the end is a model fitted to these numbers,
 not a measurement: seconds of a round = fixed + largest share of the cohort on one process x seconds per client +
@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -92,15 +91,18 @@ def rank(workload: str, rounds: int) -> None:
 
 def several(workload: str, rounds: int, processes: int) -> dict:
     """Start the processes and return what the first one measured."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    common = os.environ | {"WORLD_SIZE": str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    from kedge.runs.joining import SOCKETS
+    from kedge.simulator.transport import mesh
+
+    common = os.environ | {"WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.ranks", workload, "--rounds", str(rounds), "--as-rank"]
-    started = [
-        subprocess.Popen(command, env=common | {"RANK": str(number), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
-        for number in range(processes)
-    ]
+    started = []
+    for number, peers in enumerate(mesh(processes)):
+        files = [peer.fileno() for _, peer in sorted(peers.items())]
+        own = {"RANK": str(number), SOCKETS: " ".join(map(str, files))}
+        started.append(subprocess.Popen(command, env=common | own, stdout=subprocess.PIPE, pass_fds=files))
+        for peer in peers.values():
+            peer.close()
     outputs = [process.communicate()[0] for process in started]
     return json.loads(outputs[0].splitlines()[-1])
 
@@ -155,7 +157,7 @@ def report(name: str, measured: dict, collectives: dict[str, list[float]], proce
         seconds, gradients = middle[key]["seconds"], middle[key]["gradients"]
         print(f"  {label:22s} {seconds:9.4f} {alone / seconds:9.2f} {1 - gradients / seconds:17.0%}")
     times = {int(size): statistics.median(values) for size, values in collectives.items()}
-    print(f"  sum over {processes} processes (loopback):")
+    print(f"  sum over {processes} processes:")
     for size, seconds in times.items():
         rate = processes * 4 * size / seconds / 1e9
         print(f"    {size:>10,d} parameters {seconds * 1e3:9.2f} ms  {rate:6.2f} GB/s")

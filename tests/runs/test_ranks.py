@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from itertools import chain, combinations
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from kedge.cli.main import execute
 from kedge.simulator.gather import divided
+from kedge.simulator.transport import mesh
 from tests.ranks import results
 
 ROOT = Path(__file__).parents[2]
@@ -42,17 +43,14 @@ def start_as_torchrun_does(commands: list[list[str]], directory: Path) -> list[s
 
 
 def start_with_sockets(commands: list[list[str]], directory: Path) -> list[subprocess.Popen[str]]:
-    ends: list[list[socket.socket]] = [[] for _ in commands]
-    for one, other in combinations(range(len(commands)), 2):
-        for rank, end in zip((one, other), socket.socketpair(), strict=True):
-            ends[rank].append(end)
+    peers = mesh(len(commands))
     started = []
     for rank, command in enumerate(commands):
-        numbers = [end.fileno() for end in ends[rank]]
+        numbers = [peer.fileno() for _, peer in sorted(peers[rank].items())]
         variables = {"RANK": str(rank), "WORLD_SIZE": str(len(commands)), "KEDGE_SOCKETS": " ".join(map(str, numbers))}
         started.append(start(command, directory, numbers, **variables))
-    for end in chain(*ends):
-        end.close()
+    for peer in chain(*(some.values() for some in peers)):
+        peer.close()
     return started
 
 
@@ -207,7 +205,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-SWEEP = ["-m", "kedge", "sweep", "--rounds", "100000", "--workers", "2", "--grid", "eta=0.1,0.2"]
+SWEEP = ["-m", "kedge", "sweep", "--rounds", "100000", "--workers", "2"]
+SWEEP += ["--grid", "algorithm.eta=0.1,0.2", "--set", "run.eval_every=1"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux who is alive")
@@ -229,7 +228,7 @@ def test_no_child_outlives_its_parent(command, count, tmp_path):
 
 
 def test_a_process_that_stalls_is_named_and_started_again(tmp_path):
-    process = start([*RUN, "--rounds", "600", "--stall-timeout", "5", "--workers", "2", "--out", "run"], tmp_path)
+    process = start([*RUN, "--stall-timeout", "5", "--workers", "2", "--out", "run"], tmp_path)
     wait_for((tmp_path / "run" / "checkpoint").exists, process)
     os.kill(children(process)[1], signal.SIGSTOP)
     _, error = process.communicate(timeout=120)

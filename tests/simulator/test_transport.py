@@ -1,10 +1,8 @@
 """Tensors over sockets arrive as they were sent, and whoever is gone is named."""
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -14,15 +12,12 @@ from hypothesis import strategies as st
 
 from kedge.errors import LostProcessError, UnlikeError
 from kedge.simulator.ranks import Ranks
-from kedge.simulator.transport import SocketTransport
+from kedge.simulator.transport import SocketTransport, mesh
 
 
 @contextmanager
 def transports(count: int) -> Iterator[list[SocketTransport]]:
-    peers: list[dict[int, socket.socket]] = [{} for _ in range(count)]
-    for one, other in combinations(range(count), 2):
-        peers[one][other], peers[other][one] = socket.socketpair()
-    made = [SocketTransport(rank, peers[rank]) for rank in range(count)]
+    made = [SocketTransport(rank, peers) for rank, peers in enumerate(mesh(count))]
     try:
         yield made
     finally:
@@ -101,7 +96,7 @@ def test_ranks_are_alike_or_all_say_the_same_difference(facts, others):
     told = [facts, *(facts if other is None else other for other in others)]
     with transports(len(told)) as made:
         ranks = [Ranks(rank, len(told), made[rank]) for rank in range(len(told))]
-        found = at_once(lambda rank: ranks[rank].check_alike(told[rank]), len(told))
+        found = at_once(lambda rank: ranks[rank].check_alike(lambda: told[rank]), len(told))
     if all(other == facts for other in told):
         assert found == [None] * len(told)
     else:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -27,6 +27,12 @@ LOST = 75
 
 SOCKETS = "KEDGE_SOCKETS"
 """The variable that holds the file numbers of the sockets to the other processes, by their ranks."""
+
+LAUNCHER = "KEDGE_LAUNCHER"
+"""The variable that holds the file number of the socket to the launcher."""
+
+JOINED, LEFT = b"+", b"-"
+"""What a process tells the launcher besides its signs of life."""
 
 MEETING = 60.0
 """Seconds in which all processes must have met."""
@@ -90,10 +96,20 @@ def joined(stall_timeout: float = STALL_TIMEOUT, say: Callable[[str], None] = _u
         yield
     elif SOCKETS in os.environ:
         with connected(_inherited(here)):
-            yield
+            _tell(JOINED)
+            try:
+                yield
+            finally:
+                _tell(LEFT)
     else:
         with _met(here, stall_timeout, say):
             yield
+
+
+def _tell(what: bytes) -> None:
+    """Tell the launcher, which waits longer for those that are starting or ending; if it is gone, so are we soon."""
+    with suppress(KeyError, ValueError, OSError):
+        os.write(int(os.environ[LAUNCHER]), what)
 
 
 def _inherited(here: Place) -> SocketTransport:
@@ -176,7 +192,7 @@ def _attend(
         if here.rank == min(set(range(here.world)) - set(silence.quiet()), default=0):
             say(text)
 
-    silence = Silence(here.world, stall_timeout, speak)
+    silence = Silence(here.world, stall_timeout, speak, playing=True)
     names = [_beat(rank) for rank in range(here.world)]
     before = [b""] * here.world
     while not ended.wait(BEAT):

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +20,10 @@ import torch
 
 from kedge.errors import UsageError
 from kedge.runs import rank as program
-from kedge.runs.joining import LOST, SOCKETS
+from kedge.runs.joining import JOINED, LEFT, LOST, SOCKETS
 from kedge.runs.stalls import Silence
 from kedge.simulator.checkpoint import Checkpoints
+from kedge.simulator.transport import mesh
 
 try:
     import resource
@@ -112,7 +112,6 @@ class _Process(NamedTuple):
 def _started(arguments: Sequence[str], workers: int) -> Iterator[list[_Process]]:
     """Start the processes, each with a socket to every other one and to this one; in the end none is left."""
     processes: list[_Process] = []
-    sockets: list[socket.socket] = []
     _allow_files(workers * (workers + 1) + FILES)
     # They import what this process does.
     environment = os.environ | {
@@ -121,36 +120,31 @@ def _started(arguments: Sequence[str], workers: int) -> Iterator[list[_Process]]
         "WORLD_SIZE": str(workers),
     }
     try:
-        peers: list[dict[int, socket.socket]] = [{} for _ in range(workers)]
-        for one, other in combinations(range(workers), 2):
-            peers[one][other], peers[other][one] = pair = _pair()
-            sockets += pair
-        for rank in range(workers):
-            ours, theirs = _pair()
-            sockets += [ours, theirs]
-            inherited = [peers[rank][other].fileno() for other in sorted(peers[rank])]
+        for rank, peers in enumerate(mesh(workers)):
+            ours, theirs = socket.socketpair()
+            inherited = [peer.fileno() for _, peer in sorted(peers.items())]
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), SOCKETS: " ".join(map(str, inherited))}
             command = [sys.executable, "-P", program.__file__, str(theirs.fileno()), *arguments]
-            with _unheard(TERMINALS):
+            with theirs, _unheard(TERMINALS):
                 process = subprocess.Popen(command, env=environment | own, pass_fds=[theirs.fileno(), *inherited])
             processes.append(_Process(process, ours))
-            for end in (theirs, *peers[rank].values()):
-                end.close()
+            for peer in peers.values():
+                peer.close()
+    except OSError as error:
+        _end(processes)
+        raise UsageError(f"workers is {workers}, but so many cannot be started: {error.strerror}") from error
+    try:
         yield processes
     finally:
-        for process, _ in processes:
-            process.kill()
-        for process, _ in processes:
-            process.wait()
-        for end in sockets:
-            end.close()
+        _end(processes)
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-    try:
-        return socket.socketpair()
-    except OSError as error:
-        raise UsageError(f"so many workers cannot be connected: {error.strerror}; take fewer") from error
+def _end(processes: Sequence[_Process]) -> None:
+    for process, _ in processes:
+        process.kill()
+    for process, end in processes:
+        process.wait()
+        end.close()
 
 
 def _allow_files(count: int) -> None:
@@ -175,17 +169,21 @@ def _watch(
     processes: Sequence[_Process], stall_timeout: float, say: Callable[[str], None], stop: Callable[[], bool]
 ) -> Failure | None:
     """Wait until all processes have ended well, or return the failure of one."""
-    silence = Silence(len(processes), stall_timeout, say)
+    silence = Silence(len(processes), stall_timeout, say, playing=False)
     asked, first, deadline = False, None, float("inf")
     with selectors.DefaultSelector() as selector:
         for rank, (_, end) in enumerate(processes):
             selector.register(end, selectors.EVENT_READ, rank)
         while True:
             for key, _ in selector.select(PATIENCE):
-                if _signs(processes[key.data].socket):
-                    silence.heard(key.data)
-                else:
+                signs = _signs(processes[key.data].socket)
+                if not signs:  # it has ended
                     selector.unregister(key.fileobj)
+                    continue
+                silence.heard(key.data)
+                for sign, plays in ((JOINED, True), (LEFT, False)):
+                    if sign in signs:
+                        silence.plays(key.data, plays)
             codes = [process.poll() for process, _ in processes]
             failed = [Failure(rank, code) for rank, code in enumerate(codes) if code]
             for rank, code in enumerate(codes):
@@ -205,11 +203,11 @@ def _watch(
                 return Failure(stalled, None)
 
 
-def _signs(end: socket.socket) -> bool:
-    """Whether there were signs of life; else the process has ended."""
+def _signs(end: socket.socket) -> bytes:
+    """Return the signs of life; none if the process has ended."""
     with suppress(OSError):
-        return bool(end.recv(4096))
-    return False
+        return end.recv(4096)
+    return b""
 
 
 def check_workers(workers: int, shards: int) -> None:

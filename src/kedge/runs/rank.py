@@ -31,5 +31,6 @@ def attend(launcher: socket.socket) -> None:
 if __name__ == "__main__":
     launcher = socket.socket(fileno=int(sys.argv.pop(1)))
     launcher.set_inheritable(False)
+    os.environ["KEDGE_LAUNCHER"] = str(launcher.fileno())
     threading.Thread(target=attend, args=(launcher,), daemon=True).start()
     runpy.run_module("kedge", run_name="__main__", alter_sys=True)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 QUIET = 20.0
 """Seconds after which its silence is said, or after half the timeout."""
 
+GRACE = 60.0
+"""The least timeout of a process that is starting or ending: to load torch may silence it for seconds."""
+
 STEP = 5.0
 """No more seconds than these count between two looks: while this process was stopped too, nobody could be heard."""
 
@@ -13,12 +16,17 @@ STEP = 5.0
 class Silence:
     """How long each process has not been heard of."""
 
-    def __init__(self, count: int, timeout: float, say: Callable[[str], None]) -> None:
-        self._seconds = [0.0] * count
-        self._said: set[int] = set()
+    def __init__(self, count: int, timeout: float, say: Callable[[str], None], *, playing: bool) -> None:
         self._timeout = timeout
         self._say = say
+        self._limits = [timeout if playing else max(timeout, GRACE)] * count
+        self._seconds = [0.0] * count
+        self._said: set[int] = set()
         self._looked = time.monotonic()
+
+    def plays(self, rank: int, playing: bool) -> None:
+        """Note that a process has joined the others, or left them."""
+        self._limits[rank] = self._timeout if playing else max(self._timeout, GRACE)
 
     def heard(self, rank: int) -> None:
         """Note a sign of life."""
@@ -33,7 +41,8 @@ class Silence:
 
     def quiet(self) -> list[int]:
         """Return who has been silent long enough to be said."""
-        return [rank for rank, seconds in enumerate(self._seconds) if seconds >= min(QUIET, self._timeout / 2)]
+        both = zip(self._seconds, self._limits, strict=True)
+        return [rank for rank, (seconds, limit) in enumerate(both) if seconds >= min(QUIET, limit / 2)]
 
     def look(self) -> int | None:
         """Let time pass, say who is silent, and return a process that has been so for too long."""
@@ -41,10 +50,13 @@ class Silence:
         passed, self._looked = min(now - self._looked, STEP), now
         self._seconds = [seconds + passed for seconds in self._seconds]
         for rank in self.quiet():
-            if rank not in self._said and self._seconds[rank] < self._timeout:
+            seconds, limit = self._seconds[rank], self._limits[rank]
+            if seconds >= limit:
+                return rank
+            if rank not in self._said:
                 self._said.add(rank)
                 self._say(
-                    f"process {rank} of {len(self._seconds)} has not answered for {self._seconds[rank]:.0f} s; "
-                    f"it counts as lost after {self._timeout:g} s (--stall-timeout)"
+                    f"process {rank} of {len(self._seconds)} has not answered for {seconds:.0f} s; "
+                    f"it counts as lost after {limit:g} s (--stall-timeout)"
                 )
-        return next((rank for rank, seconds in enumerate(self._seconds) if seconds >= self._timeout), None)
+        return None

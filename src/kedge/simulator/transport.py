@@ -7,6 +7,7 @@ import selectors
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Protocol
 
 import torch
@@ -151,6 +152,14 @@ class SocketTransport:
 def _bytes(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
+
+
+def mesh(count: int) -> list[dict[int, socket.socket]]:
+    """Return, for each of so many processes, its sockets to the others by their ranks."""
+    peers: list[dict[int, socket.socket]] = [{} for _ in range(count)]
+    for one, other in combinations(range(count), 2):
+        peers[one][other], peers[other][one] = socket.socketpair()
+    return peers
 
 
 _sockets: SocketTransport | None = None
