@@ -21,8 +21,12 @@ from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, gr
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Local, Nothing, Round
 from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
+from kedge.questions import FullGradient
+from kedge.round import Settings
+from kedge.runs.live import CallbackError, LiveRun
 from kedge.runs.reader import StoredRun, read_run, read_runs
 from kedge.runs.simulate import DivergedError, Result, simulate
+from kedge.simulator import Answer, Simulation
 
 __version__ = version("kedge")
 
@@ -32,6 +36,8 @@ __all__ = [
     "GRAD",
     "LAST_GRAD",
     "Algorithm",
+    "Answer",
+    "CallbackError",
     "ClientIndices",
     "Cost",
     "Direction",
@@ -39,10 +45,14 @@ __all__ = [
     "Effort",
     "Exchange",
     "Federation",
+    "FullGradient",
+    "LiveRun",
     "Local",
     "Nothing",
     "Result",
     "Round",
+    "Settings",
+    "Simulation",
     "SingleExchange",
     "StoredRun",
     "UsageError",

@@ -20,6 +20,7 @@ import kedge
 from kedge.cli.main import execute
 from kedge.errors import RunWarning
 from kedge.files import locked
+from kedge.runs.live import StopWhen
 from tests.faults import Left
 from tests.runs.test_resume import after, play
 
@@ -261,7 +262,7 @@ def forge(path, **changes):
 def stopped(tmp_path_factory):
     path = tmp_path_factory.mktemp("stopped")
     play(path / "whole")
-    play(path / "run", stop=after(4))
+    play(path / "run", callbacks=[StopWhen(after(4))])
     return path
 
 

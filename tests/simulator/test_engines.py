@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import kedge
 from kedge.problem import Federation
+from kedge.runs.live import Watch
 from kedge.simulator.engines import ENGINES, TABLE, make_engines
 from kedge.simulator.engines.layers import plan
 from kedge.simulator.engines.mlp import GROUP
@@ -289,7 +290,7 @@ def test_a_client_of_one_sample_under_batch_norm_is_named_before_the_run_starts(
     seen = []
     message = "client 2 has 1 sample, but BatchNorm needs more than one value per channel to train"
     with pytest.raises(kedge.UsageError, match=message):
-        play(kedge.FedAvg(eta=0.1), batch_size=None, watch=lambda *row: seen.append(row), **options)
+        play(kedge.FedAvg(eta=0.1), batch_size=None, callbacks=[Watch(lambda *row: seen.append(row))], **options)
     with pytest.raises(kedge.UsageError, match="batch_size is 1, but BatchNorm needs more than one value per channel"):
         play(kedge.FedAvg(eta=0.1), batch_size=1, **options)
     assert seen == []

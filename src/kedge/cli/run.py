@@ -17,6 +17,7 @@ from kedge.runs.config import Config, check, problem_of, resolved, run_config
 from kedge.runs.directory import RunDirectory
 from kedge.runs.joining import is_follower, is_rank, joined
 from kedge.runs.launch import check_workers, launch
+from kedge.runs.live import StopWhen, Watch
 from kedge.runs.reader import Row, read_summary
 
 RUNS = Path("runs")
@@ -120,7 +121,7 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
             bar.update(task, completed=done, description=f"{name}  accuracy {accuracy}")
 
         with stopping(patient=is_rank()) as stop:
-            result = run_config(settings, problem, directory, watch, resume=resume, stop=stop)
+            result = run_config(settings, problem, directory, [Watch(watch), StopWhen(stop)], resume=resume)
     if result.simulation.round < settings.run.rounds:
         way = f"`kedge resume {path}` goes on"
         number = stop.signal or signal.SIGTERM  # another process may have heard it

@@ -30,6 +30,7 @@ from kedge.runs.config import (
     settings_of,
 )
 from kedge.runs.directory import RunDirectory, to_toml
+from kedge.runs.live import StopWhen, Watch
 from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
 from kedge.runs.reader import FINGERPRINT, MODEL, Row, read_config, read_fingerprint, read_rows, read_summary
 from kedge.runs.simulate import DivergedError
@@ -236,7 +237,8 @@ def _play(job: Job, config: Config, send: Send, stop: Stop) -> None:
     error: str | None = None
     try:
         directory = RunDirectory(job.path, resolved(job.config), resume=True)
-        run_config(config, _problem(_Wanted(job.problem, config)), directory, watch, resume=True, stop=stop)
+        callbacks = [Watch(watch), StopWhen(stop)]
+        run_config(config, _problem(_Wanted(job.problem, config)), directory, callbacks, resume=True)
     except DivergedError:
         pass  # its directory says so
     except (UsageError, WriteError) as problem:

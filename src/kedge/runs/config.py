@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import algorithm_class
 from kedge.checks import byte_size, real, whole
+from kedge.client import Loss
 from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import Place
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
@@ -22,9 +23,8 @@ from kedge.problem.partition import WITH_ALPHA
 from kedge.runs.joining import own_device
 from kedge.runs.schedule import Interval
 from kedge.runs.settings import Config as Config
-from kedge.runs.simulate import Result, Watch, simulate
+from kedge.runs.simulate import Result, simulate
 from kedge.simulator import Settings
-from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import usable_device
 
 DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples"})
@@ -300,10 +300,9 @@ def run_config(
     config: Config,
     problem: Problem | None = None,
     out: Any = None,
-    watch: Watch | None = None,
+    callbacks: Sequence[object] = (),
     *,
     resume: bool = False,
-    stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Run a configuration."""
     problem = problem or problem_of(config)
@@ -322,8 +321,7 @@ def run_config(
         engine=run.engine,
         threads=run.threads,
         state_memory=run.state_memory,
-        watch=watch,
         checkpoint_every=run.checkpoint_every,
         resume=resume,
-        stop=stop,
+        callbacks=callbacks,
     )

@@ -70,7 +70,7 @@ class Recording:
             self._before = loaded.manifest.seconds
             self._compare(loaded.manifest.written_with, loaded.manifest.round)
         self._recorded = {int(row["round"]): row for row in rows if row["round"] > self._run.round}
-        self.history = [row for row in rows if row["round"] <= self._run.round]
+        self.history[:] = [row for row in rows if row["round"] <= self._run.round]
         self._before = max([self._before, *(row.get("seconds", 0.0) for row in rows)])
         if self._run.round < rounds:
             directory.reopen()

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,22 +13,20 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import byte_size, whole
+from kedge.client import Loss
 from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.round import Weights
 from kedge.runs.directory import RunDirectory, environment
+from kedge.runs.live import Callbacks, LiveRun
 from kedge.runs.reader import Row
 from kedge.runs.recording import Recording
 from kedge.runs.schedule import Interval
 from kedge.runs.settings import STATE_MEMORY
 from kedge.simulator import Settings, Simulation
-from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import current_processes
-
-Watch = Callable[[int, Row | None], None]
-"""Called after every round with its number and, where it was evaluated, its metrics."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +79,9 @@ def simulate(
     threads: int | None = None,
     shards: int = 16,
     state_memory: int | str = STATE_MEMORY,
-    watch: Watch | None = None,
     checkpoint_every: int | str | None = None,
     resume: bool = False,
-    stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[object] = (),
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
 
@@ -114,11 +111,11 @@ def simulate(
             that a run can have; it changes the last bits of the result.
         state_memory: how much of the clients' state to keep in memory, in bytes or as "500MB"; the rest goes to a
             scratch file in ``out``, or without it where temporary files go. The result does not depend on it.
-        watch: called after every round.
         checkpoint_every: rounds between checkpoints in ``out``, or "30s" for seconds; 0 is only at the end or when
             stopped, "never" not even then. None is as often as takes no more than a fiftieth of the time.
         resume: go on from the last checkpoint in ``out``, if there is one. The result is that of an uninterrupted run.
-        stop: asked after every round; True leaves a checkpoint and returns the result so far.
+        callbacks: objects with some of the methods on_start, on_evaluate, on_round and on_end, which see the live run
+            (`kedge.LiveRun`), may add columns to its rows, ask its clients, and stop it.
     """
     whole("rounds", rounds, 1)
     whole("eval_every", eval_every, 1)
@@ -153,36 +150,45 @@ def simulate(
         def result() -> Result:
             return Result(run.model, record.history, run.cohorts, run.server, run)
 
-        def measured() -> Row | None:
-            return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.processes.leads else None
+        live, told = LiveRun(run, rounds, record.history), Callbacks(callbacks)
+
+        def evaluated() -> bool:
+            """Evaluate, tell the callbacks and keep the row; return whether everything is finite."""
+            row = _measure(run, eval_clients) | {"seconds": record.seconds()} if run.processes.leads else {}
+            if not _finite(run, row):
+                return False
+            told.tell("on_evaluate", live, row)
+            if run.processes.leads:
+                record.add(row)
+            return True
 
         # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
         with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
+            told.tell("on_start", live)
             for done in range(run.round + 1, rounds + 1):
                 run.advance()
-                row = measured() if done % eval_every == 0 or done == rounds else None
-                finite = _finite(run, row)
-                if row is not None and finite:
-                    record.add(row)
-                if watch is not None and finite:
-                    watch(done, row)
-                asked = stop is not None and done < rounds and stop()
+                finite = evaluated() if done % eval_every == 0 or done == rounds else _finite(run, {})
+                if finite:
+                    told.tell("on_round", live)
                 diverged, stopped, due, every = run.processes.agree(
-                    not finite, asked, record.is_due(), record.wants_all
+                    not finite, live.stopping and done < rounds, record.is_due(), record.wants_all
                 )
                 if diverged:
                     record.diverged()
+                    told.tell("on_end", live)
                     raise DivergedError(_why(run), result())
                 if due:
                     record.checkpoint(every=every)
                 if stopped:
                     record.checkpoint_now()
+                    told.tell("on_end", live)
                     return result()
             last = record.history[-1]["round"] if record.history else 0
-            if last < rounds and (row := measured()) is not None:  # it was stopped here by other settings
-                record.add(row)
+            if run.processes.agree(run.processes.leads and last < rounds)[0]:  # it was stopped here by other settings
+                evaluated()
             final = result()
             record.finish(final.model)
+            told.tell("on_end", live)
         return final
 
 
@@ -199,8 +205,8 @@ def _measure(run: Simulation, eval_clients: bool) -> Row:
     return row | {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
 
 
-def _finite(run: Simulation, row: Row | None) -> bool:
-    x, loss = run.moment.state.x, float((row or {}).get("test_loss", 0.0))
+def _finite(run: Simulation, row: Row) -> bool:
+    x, loss = run.moment.state.x, float(row.get("test_loss", 0.0))
     # A finite sum is the quicker proof, but in half precision the sum of finite numbers may not be finite.
     return math.isfinite(loss) and bool(x.sum().isfinite() or x.isfinite().all())
 

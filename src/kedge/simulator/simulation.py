@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
+from kedge.client import FlatModule, Loss, try_model
 from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, Settings, nbytes
 from kedge.simulator.crew import Crew
-from kedge.simulator.engines import Engine, FlatModule, Loss, make_engines, try_model
-from kedge.simulator.engines.module import ModuleEngine, convolves
+from kedge.simulator.engines import Engine, make_engines
+from kedge.simulator.engines.module import ModuleEngine
 from kedge.simulator.gather import Gatherer
 from kedge.simulator.pool import Pool, thread_count
 from kedge.simulator.ranks import Processes, current_processes
@@ -71,16 +72,24 @@ class Simulation:
         self.federation = federation.to(dtype, place, channels_last=convolves(model, federation))
         self._check()
         self.flat = FlatModule(model, place)
-        random = try_model(self.flat, self.federation, loss, self.settings.batch_size)
+        self.random = self._tried()
         x = self.flat.initial
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # The function does not know this run, or its data would stay in memory until a cycle is found.
         self._store = ClientStore(lambda: algorithm.init_client(x), state_memory, scratch)
-        self.random = random
-        rules = Rules(algorithm.eta, self.settings, random)
+        rules = Rules(algorithm.eta, self.settings, self.random)
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
+
+    def _tried(self) -> bool:
+        """Try the model on the smallest client; return whether it draws random numbers."""
+        data, size = self.federation, self.settings.batch_size
+        smallest = int(data.sizes.argmin())
+        rows = data.indices[smallest][:size]
+        labels = [data.labels] if data.test is None else [data.labels, data.test[1]]
+        who = f"batch_size is {size}" if size else f"client {smallest} has {len(rows)} sample"
+        return try_model(self.flat, data.features[rows], data.labels[rows], self.loss, labels, who)
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
@@ -277,6 +286,11 @@ class Answer:
             raise UsageError(f"the question was put after round {self._round}, but the run has played on since")
         reply: dict[str, Tensor] = self._run.mean_reply(self._question, [client], weighted=False)._asdict()
         return reply
+
+
+def convolves(model: nn.Module, federation: Federation) -> bool:
+    """Whether the model has convolutions of images: they are faster when the channels of a pixel lie together."""
+    return federation.features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def usable_device(name: str) -> torch.device:

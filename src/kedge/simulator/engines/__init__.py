@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from kedge.client import Loss
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation
 from kedge.simulator.engines import cnn, mlp, module
-from kedge.simulator.engines.base import Done, Engine, Loss, Setup, Work
-from kedge.simulator.engines.module import FlatModule, try_model
+from kedge.simulator.engines.base import Engine, Setup
 
-__all__ = ["ENGINES", "TABLE", "Done", "Engine", "FlatModule", "Loss", "Work", "make_engines", "try_model"]
+__all__ = ["ENGINES", "TABLE", "Engine", "make_engines"]
 
 
 @dataclass(frozen=True)

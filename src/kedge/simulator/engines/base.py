@@ -1,19 +1,16 @@
 """What an engine is: something that runs the local steps of clients."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from kedge.client import ClientSteps, FlatModule, Gradients, Loss
 from kedge.problem import Federation
 from kedge.round import Done, Work
-
-__all__ = ["Done", "Engine", "Loss", "Setup", "Work", "compute_threads"]
-
-Loss = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +22,11 @@ class Setup:
     loss: Loss
     weight_decay: float
     device: torch.device
+
+    def steps(self, flat: FlatModule, gradients: Gradients) -> ClientSteps:
+        """Return what runs the local steps of the federation's clients with these gradients."""
+        data = self.federation
+        return ClientSteps(flat, gradients, data.features, data.labels, data.indices.__getitem__, self.weight_decay)
 
 
 class Engine(Protocol):

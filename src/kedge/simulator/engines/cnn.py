@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from kedge.client import FlatModule, Loss
 from kedge.problem import Federation
-from kedge.simulator.engines.base import Done, Engine, Loss, Setup, Work
+from kedge.round import Done, Work
+from kedge.simulator.engines.base import Engine, Setup
 from kedge.simulator.engines.layers import ACTIVATIONS, fits, known_loss, unwrapped
-from kedge.simulator.engines.module import ClientSteps, FlatModule
 
 aten: Any = torch.ops.aten
 
@@ -212,7 +213,7 @@ class CNNEngine:
         layers = stages(flat.module, setup.loss, setup.federation)
         assert layers is not None, "builder() has asked"
         gradients = WrittenOut(layers, flat.parameters[-1].shape[0], setup.loss, setup.federation.features)
-        self._steps = ClientSteps(flat, gradients, setup.federation, setup.weight_decay)
+        self._steps = setup.steps(flat, gradients)
 
     def group(self, batch_size: int | None) -> int:
         """Return how many clients a group may have."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from kedge.simulator.engines.base import Loss
-from kedge.simulator.engines.module import frozen, is_cross_entropy, is_plain
+from kedge.client import Loss, frozen
+from kedge.client.trial import is_cross_entropy, is_plain
 
 aten: Any = torch.ops.aten
 

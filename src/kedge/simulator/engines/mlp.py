@@ -20,11 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kedge.client import Loss
 from kedge.direction import Direction, Vector
 from kedge.exchange import Local
 from kedge.local_steps import local_steps
 from kedge.problem import Federation
-from kedge.simulator.engines.base import Done, Engine, Loss, Setup, Work, compute_threads
+from kedge.round import Done, Work
+from kedge.simulator.engines.base import Engine, Setup, compute_threads
 from kedge.simulator.engines.layers import Layer, known_loss, plan
 
 PRECISION = 1e5
