@@ -58,7 +58,7 @@ class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
 
 @dataclass(frozen=True)
 class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
-    """FedAvg with momentum in the local steps, also known as FedCM (Cheng, Huang, Wu and Yuan, ICLR 2024, Algorithm 1).
+    """FedAvg with momentum in the local steps, also known as FedCM (Cheng et al. 2024, Algorithm 1).
 
     Use it where clients differ and many take part: drift shrinks by the factor β, for one more vector down.
     Not the *FedAvgM* of Hsu et al. 2019, Reddi et al. 2021 and Flower, whose momentum acts on the server alone:
@@ -111,7 +111,7 @@ class Recursive(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvgMVR(SingleExchange[Recursive, Nothing, Recursive, MeanDirection]):
-    """FedAvg with momentum and variance reduction (Cheng, Huang, Wu and Yuan, ICLR 2024, Algorithm 3).
+    """FedAvg with momentum and variance reduction (Cheng et al. 2024, Algorithm 3).
 
     Use it where minibatch noise dominates and clients are not too different; it takes two gradients of every minibatch.
 

@@ -132,7 +132,7 @@ class Scaffold(SingleExchange[Controlled, Control, Controlled, DeltaControl]):
 
 @dataclass(frozen=True)
 class ScaffoldM(SingleExchange[ControlledMomentum, Control, Pull, DeltaControl]):
-    """SCAFFOLD with momentum in the local steps (Cheng, Huang, Wu and Yuan, ICLR 2024, Algorithm 2).
+    """SCAFFOLD with momentum in the local steps (Cheng et al. 2024, Algorithm 2).
 
     Use it where clients differ and few take part: the exact limit of SCAFFOLD, stable at larger γ.
 
@@ -192,7 +192,7 @@ class ScaffoldM(SingleExchange[ControlledMomentum, Control, Pull, DeltaControl])
 
 @dataclass(frozen=True)
 class ScaffoldMVR(SingleExchange[ControlledRecursive, Control, RecursivePull, MoveAndControl]):
-    """SCAFFOLD with momentum and variance reduction (Cheng, Huang, Wu and Yuan, ICLR 2024, Algorithm 4).
+    """SCAFFOLD with momentum and variance reduction (Cheng et al. 2024, Algorithm 4).
 
     Use it where clients differ, few take part and minibatch noise remains; it takes two gradients of every minibatch.
 
