@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 
 import kedge
-from kedge.cost import Size
+from kedge.costs import Size
 from kedge.exchange import Effort, Needs, Round
 from kedge.local_steps import local_steps
 from kedge.simulator import Settings, Simulation

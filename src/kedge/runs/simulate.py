@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
-from kedge.errors import UsageError
+from kedge.errors import FailedRunError, UsageError
 from kedge.problem import Federation
 from kedge.problem.checks import byte_size, whole
 from kedge.runs.directory import RunDirectory
@@ -52,7 +52,7 @@ class Result:
         return dict(self.simulation.clients[number]._asdict())
 
 
-class DivergedError(RuntimeError):
+class DivergedError(FailedRunError):
     """A run whose loss or model is no longer finite; `result` holds all that was recorded before."""
 
     def __init__(self, message: str, result: Result) -> None:

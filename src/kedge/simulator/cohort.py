@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.algorithm import Algorithm
-from kedge.cost import Trace, trace
+from kedge.costs import Trace, trace
 from kedge.exchange import Effort, Exchange
 from kedge.problem import Federation
 from kedge.problem.keyed import NOISE, draw_minibatches, keyed

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
-from kedge.cost import fresh
+from kedge.costs import fresh
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Round
 from kedge.problem import Federation
