@@ -23,10 +23,10 @@ def settle(raw: Mapping[str, Any], source: Path | None, *, named: Iterable[Any],
 
     ``source`` is the file that the configuration comes from.
     """
-    method = raw.get("algorithm")
-    if not isinstance(method, dict):
-        return dict(raw)
     given = [name for name in named if isinstance(name, str)]
+    method = raw.get("algorithm", {})
+    if not isinstance(method, dict):  # which is said when it is checked
+        return dict(raw)
     allow(given, [method.get(NAME)], source, trust=trust)
     if given:  # the checksum is of the file that was named before
         method = {key: value for key, value in method.items() if key != SHA256}

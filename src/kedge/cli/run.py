@@ -31,9 +31,10 @@ def run(
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():
         raise UsageError("a run of several processes needs --out, so that all of them mean the same directory")
+    sections = resolved(settings)
     path = out or make_new_directory(RUNS, f"{settings.data.dataset}-{name}")
     # A launcher starts its processes again after a failure, with the same command: then it means to go on.
-    directory = RunDirectory(path, resolved(settings), resume=is_rank(), new=out is None)
+    directory = RunDirectory(path, sections, resume=is_rank(), new=out is None)
     if is_rank() and read_summary(path) is not None:
         raise UsageError(f"out is {path}, but that directory holds a finished run; nothing was overwritten")
     play(settings, directory, resume=is_rank())
