@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 import kedge
-from kedge.cost import Size
+from kedge.costs import Size
 from kedge.exchange import Effort, Needs, Round
 from kedge.keyed import sample_cohort
 from kedge.local_steps import local_steps

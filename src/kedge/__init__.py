@@ -11,30 +11,84 @@ The algorithms of *Momentum Benefits Non-IID Federated Learning Simply and Prova
     print(result.history[-1])
 """
 
-from importlib.metadata import version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from kedge.algorithm import Algorithm, SingleExchange, hyper
-from kedge.algorithms import *  # noqa: F403
-from kedge.algorithms import __all__ as _algorithms
-from kedge.cost import Cost, cost
-from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction, last_grad
-from kedge.errors import UsageError
-from kedge.exchange import Effort, Exchange, Local, Nothing, Round
-from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
-from kedge.questions import FullGradient
-from kedge.round import Settings
-from kedge.runs.live import CallbackError, LiveRun
-from kedge.runs.reader import StoredRun, read_run, read_runs
-from kedge.runs.simulate import DivergedError, Result, simulate
-from kedge.simulator import Answer, Simulation
+if TYPE_CHECKING:  # what `__getattr__` finds, for whoever reads types
+    from kedge.algorithm import Algorithm, SingleExchange, hyper
+    from kedge.algorithms import (
+        ALGORITHMS,
+        ALIASES,
+        BVRLSGD,
+        CELSGD,
+        LED,
+        VRLSGD,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedAvgMVR,
+        FedDyn,
+        FedGATE,
+        FedNova,
+        FedPD,
+        FedProx,
+        FedYogi,
+        MBStorm,
+        Mime,
+        MimeLite,
+        MimeLiteMVR,
+        MimeMVR,
+        Scaffold,
+        ScaffoldM,
+        ScaffoldMVR,
+        ServerMomentum,
+        SlowMo,
+        Stem,
+        find_algorithm,
+    )
+    from kedge.costs import Cost, cost
+    from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction, last_grad
+    from kedge.errors import UsageError
+    from kedge.exchange import Effort, Exchange, Local, Nothing, Round
+    from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
+    from kedge.questions import FullGradient
+    from kedge.round import Settings
+    from kedge.runs.live import CallbackError, LiveRun
+    from kedge.runs.reader import StoredRun, read_run, read_runs
+    from kedge.runs.simulate import DivergedError, Result, simulate
+    from kedge.simulator import Answer, Simulation
 
-__version__ = version("kedge")
+    __version__: str
+
+_HOMES = (
+    "errors",
+    "algorithms",
+    "algorithm",
+    "costs",
+    "direction",
+    "exchange",
+    "problem",
+    "questions",
+    "round",
+    "runs.live",
+    "runs.reader",
+    "runs.simulate",
+    "simulator",
+)
+"""Where the public names are. They are imported when they are first asked for: torch takes seconds to load, and the
+command line answers `--help` without it."""
 
 __all__ = [
-    *_algorithms,
+    "ALGORITHMS",
+    "ALIASES",
+    "BVRLSGD",
+    "CELSGD",
     "DISPLACEMENT",
     "GRAD",
     "LAST_GRAD",
+    "LED",
+    "VRLSGD",
     "Algorithm",
     "Answer",
     "CallbackError",
@@ -44,21 +98,44 @@ __all__ = [
     "DivergedError",
     "Effort",
     "Exchange",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedAvgMVR",
+    "FedDyn",
+    "FedGATE",
+    "FedNova",
+    "FedPD",
+    "FedProx",
+    "FedYogi",
     "Federation",
     "FullGradient",
     "LiveRun",
     "Local",
+    "MBStorm",
+    "Mime",
+    "MimeLite",
+    "MimeLiteMVR",
+    "MimeMVR",
     "Nothing",
     "Result",
     "Round",
+    "Scaffold",
+    "ScaffoldM",
+    "ScaffoldMVR",
+    "ServerMomentum",
     "Settings",
     "Simulation",
     "SingleExchange",
+    "SlowMo",
+    "Stem",
     "StoredRun",
     "UsageError",
     "Vector",
     "build_model",
     "cost",
+    "find_algorithm",
     "grad_at",
     "hyper",
     "last_direction",
@@ -69,3 +146,21 @@ __all__ = [
     "read_runs",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        found: Any = version("kedge")
+    elif name in __all__:
+        homes = (import_module(f"kedge.{home}") for home in _HOMES)
+        found = next(getattr(home, name) for home in homes if hasattr(home, name))
+    else:
+        raise AttributeError(f"module 'kedge' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

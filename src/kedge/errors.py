@@ -11,6 +11,10 @@ class UsageError(ValueError):
     """A wrong input. Its message is one sentence; the command line prints it and exits with code 2."""
 
 
+class FailedRunError(RuntimeError):
+    """A run that came to no result; the command line prints why and exits with code 1."""
+
+
 class RunWarning(UserWarning):
     """Something of a run's directory was not as it should be, and the run goes on without it."""
 

@@ -20,6 +20,9 @@ from kedge.errors import UsageError
 CONSENT = "KEDGE_CONSENT"
 """The variable of the environment that holds the SHA-256 of every source that may run, with commas between."""
 
+SHA256 = "__sha256__"
+"""What a module that was loaded here calls the checksum of its source."""
+
 _loaded: dict[tuple[str, str], ModuleType] = {}
 
 
@@ -105,6 +108,7 @@ def consent_ends() -> Iterator[None]:
 def _run(file: Path, source: bytes, digest: str) -> ModuleType:
     module = ModuleType(f"kedge_own_{digest[:16]}")
     module.__file__ = str(file)
+    setattr(module, SHA256, digest)
     sys.modules[module.__name__] = module  # where dataclasses look for it
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kedge.algorithm import Algorithm
 from kedge.checks import real, whole, whole_seed
-from kedge.cost import fresh, trace
+from kedge.costs import fresh, trace
 from kedge.direction import Direction, Vector
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Local, Needs, Round

@@ -1,8 +1,5 @@
 """`kedge algorithms`: what there is and what it costs."""
 
-from typing import Annotated
-
-import typer
 from rich.markdown import Markdown
 from rich.table import Table
 from rich.theme import Theme
@@ -16,16 +13,8 @@ from kedge.report.costs import Figures, figures, read_page, sections, symbols
 PLAIN = Theme({"markdown.code": "cyan", "markdown.table.header": "bold", "markdown.table.border": "dim"})
 
 
-def algorithms(
-    detail: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Print all about one: rule, rate, limit, hyper-parameters, source."),
-    ] = None,
-) -> None:
-    """List the algorithms with what they send, compute and keep.
-
-    The numbers are found by running the rules, per client of the cohort and round with K local steps.
-    """
+def algorithms(detail: str | None) -> None:
+    """Print all, or one in detail."""
     if detail is not None:
         _print_section(detail)
         return

@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -23,53 +23,20 @@ from kedge.runs.batch import Event, Outcome, rehearse, run_batch
 from kedge.runs.config import Config, check, division
 from kedge.runs.directory import check_place
 
-DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
 SEEDS = 1000
 """The most seeds of a comparison."""
 FILES = {"runs", "summary.csv", "curves.csv", "curves.png", "curves.svg"}
 
 
 def compare(
-    config: options.ConfigFile = None,
-    algorithms: Annotated[str, typer.Option(help="Ids with commas between, or 'all'.")] = DEFAULT,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 3,
-    target: Annotated[
-        float | None, typer.Option(help="Accuracy to count rounds and bytes to. [95 % of the best]", show_default=False)
-    ] = None,
-    eta: options.Eta = None,
-    beta: options.Beta = None,
-    gamma: options.Gamma = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    rounds: options.Rounds = None,
-    cohort: options.Cohort = None,
-    local_steps: options.LocalSteps = None,
-    batch_size: options.BatchSize = None,
-    weight_decay: options.WeightDecay = None,
-    seed: options.Seed = None,
-    eval_every: options.EvalEvery = None,
-    device: options.Device = None,
-    engine: options.Engine = None,
-    jobs: options.Jobs = None,
-    state_memory: options.StateMemory = None,
-    set_: options.Set = None,
-    out: options.Out = None,
+    raw: dict[str, Any], algorithms: str, seeds: int, target: float | None, jobs: int | None, out: Path | None
 ) -> None:
-    """Compare algorithms over several seeds on the same data, cohorts and minibatches.
-
-    Each algorithm has its own eta and beta, found by a grid on the default problem (experiments/digits_grid.py): for
-    another problem set yours, with --eta and --beta for all or --set scaffold-m.eta=0.2 for one.
-    """
+    """Compare the algorithms of a configuration that is not checked yet."""
     whole("seeds", seeds, 1, SEEDS)
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
     if jobs is not None:
         whole("jobs", jobs, 1)
-    raw = options.configuration(config, set_, locals())
     chosen = _chosen(algorithms, raw)
     first = chosen[next(iter(chosen))]
     path = out or make_new_directory(RUNS, f"compare-{first.data.dataset}")

@@ -11,14 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kedge.cli import algorithms, compare, partition, reproduce, resume, run, sweep
+from kedge.cli import commands
 from kedge.cli.console import guard, output, say
 from kedge.cli.signals import StoppedError
-from kedge.errors import LostProcessError, RunWarning, UsageError
+from kedge.errors import FailedRunError, LostProcessError, RunWarning, UsageError
 from kedge.files import WriteError
 from kedge.own_code import consent_ends
-from kedge.runs.joining import LOST
-from kedge.runs.simulate import DivergedError
 
 app = typer.Typer(
     help="Federated learning that does not drift: momentum, control variates and variance reduction on non-IID data.",
@@ -44,13 +42,11 @@ def common(
     """Take the options that belong to no command."""
 
 
-app.command("run")(run.run)
-app.command("resume")(resume.resume)
-app.command("compare")(compare.compare)
-app.command("sweep")(sweep.sweep)
-app.command("algorithms")(algorithms.algorithms)
-app.command("partition")(partition.partition)
-app.command("reproduce")(reproduce.reproduce)
+for _command in (
+    commands.run, commands.resume, commands.compare, commands.sweep, commands.algorithms, commands.partition,
+    commands.reproduce,
+):  # fmt: skip
+    app.command()(_command)
 
 # Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -86,7 +82,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: Any, 
 def _execute(arguments: list[str] | None) -> int:
     try:
         outcome = app(arguments, standalone_mode=False)
-    except (UsageError, DivergedError, WriteError) as error:
+    except (UsageError, FailedRunError, WriteError) as error:
         say(error)
         return 2 if isinstance(error, UsageError) else 1
     except StoppedError as stopped:
@@ -99,6 +95,8 @@ def _execute(arguments: list[str] | None) -> int:
         say(message)
         return 2
     except LostProcessError:  # the launcher says which, and starts all of them again
+        from kedge.runs.joining import LOST
+
         return LOST
     except MemoryError:
         say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")

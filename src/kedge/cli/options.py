@@ -1,4 +1,7 @@
-"""The options that several commands share, and the configuration that they make."""
+"""The options that several commands share, and the configuration that they make.
+
+Importing them loads no torch: names that tables elsewhere hold are repeated here, and a test compares them.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge.errors import UsageError
-from kedge.problem import DATASETS, MODELS, PARTITIONS
-from kedge.runs.config import Config, check, load_toml, merged, parse_value
-from kedge.simulator.engines import ENGINES
+from kedge.runs.settings import Config
 
 DATA, METHOD, RUN = "Data", "Algorithm", "Run"
 
@@ -37,12 +38,16 @@ Set = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="A new directory for the results.", show_default=False)]
 
-_DATASETS, _MODELS, _PARTITIONS = ", ".join(DATASETS), ", ".join(MODELS), ", ".join(PARTITIONS)
-Dataset = Annotated[str | None, _option("dataset", DATA, f"{_DATASETS}.")]
+DATASETS = "digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, quadratics"
+MODELS = "logistic, mlp, lenet, resnet18"
+PARTITIONS = "iid, dirichlet, dirichlet-by-class, shards, quantity, by-user"
+ENGINES = "auto, module, fused-mlp, fused-cnn"
+
+Dataset = Annotated[str | None, _option("dataset", DATA, f"{DATASETS}.")]
 DataDir = Annotated[str | None, _option("data_dir", DATA, "Where the files are.", "$KEDGE_DATA or ~/.cache/kedge")]
-Model = Annotated[str | None, _option("model", DATA, f"{_MODELS}.", "mlp; logistic for synthetic")]
+Model = Annotated[str | None, _option("model", DATA, f"{MODELS}.", "mlp; logistic for synthetic")]
 Clients = Annotated[int | None, _option("clients", DATA, "N, the clients.")]
-Partition = Annotated[str | None, _option("partition", DATA, f"{_PARTITIONS}.", "dirichlet; by-user for synthetic")]
+Partition = Annotated[str | None, _option("partition", DATA, f"{PARTITIONS}.", "dirichlet; by-user for synthetic")]
 Alpha = Annotated[float | None, _option("alpha", DATA, "Concentration: small is severe heterogeneity.")]
 Algorithm = Annotated[str | None, _option("algorithm", METHOD, "An id of `kedge algorithms`, or file.py:Class.")]
 Eta = Annotated[float | None, _option("eta", METHOD, "Local learning rate.", "0.1; in compare each has its own")]
@@ -79,11 +84,13 @@ StateMemory = Annotated[
 CheckpointEvery = Annotated[
     str | None, _option("checkpoint_every", RUN, "Rounds between checkpoints, '30s' or 'never'.", "2 % of the time")
 ]
-Engine = Annotated[str | None, _option("engine", RUN, f"{', '.join(ENGINES)}.")]
+Engine = Annotated[str | None, _option("engine", RUN, f"{ENGINES}.")]
 
 
 def configuration(file: Path | None, settings: list[str] | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Merge a file, `--set` and the options, in this order; nothing is checked yet."""
+    from kedge.runs.config import load_toml, merged
+
     changes = [_assignment(text) for text in settings or []]
     changes += [(KEYS[name], value) for name, value in given.items() if name in KEYS and value is not None]
     return merged(load_toml(file) if file is not None else {}, changes)
@@ -91,6 +98,8 @@ def configuration(file: Path | None, settings: list[str] | None, given: Mapping[
 
 def checked(file: Path | None, settings: list[str] | None, given: Mapping[str, Any]) -> Config:
     """Return the configuration of one run."""
+    from kedge.runs.config import check
+
     return check(configuration(file, settings, given))
 
 
@@ -98,6 +107,8 @@ def _assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise UsageError(f"--set is {text!r}, but must have the form key=value, as in algorithm.eta=0.1")
+    from kedge.runs.config import parse_value
+
     return key.strip(), parse_value(value.strip())
 
 

@@ -1,34 +1,18 @@
 """`kedge partition`: how unequal a division of the data is."""
 
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 from rich.table import Table
 
-from kedge.cli import options
 from kedge.cli.console import output
 from kedge.errors import UsageError
 from kedge.problem import DATASETS, describe
-from kedge.runs.config import division, federation_of
+from kedge.runs.config import Config, division, federation_of
 
 
-def partition(
-    config: options.ConfigFile = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    seed: options.Seed = None,
-    set_: options.Set = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Draw clients x labels into this file, as PNG and SVG.", show_default=False)
-    ] = None,
-) -> None:
-    """Show how a data set is divided: sizes, label entropy, and how far apart the clients are."""
-    settings = options.checked(config, set_, locals())
+def partition(settings: Config, out: Path | None) -> None:
+    """Show how the data of a configuration is divided."""
     if out is not None:
         _check_target(out)
     if DATASETS[settings.data.dataset].classes is None:

@@ -3,14 +3,11 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
 from kedge.checks import whole
-from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
@@ -25,22 +22,16 @@ RESULTS = Path("experiments/results")
 
 
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[FIGURE]", help="A figure, or 'all'.", show_default=False)
-    ] = None,
-    scale: Annotated[
-        str, typer.Option(help="smoke (seconds), laptop (all in a few hours), overnight (ResNet-18, a night) or paper.")
-    ] = "smoke",
-    out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = RESULTS,
-    jobs: options.Jobs = None,
-    device: options.Device = None,
-    data_dir: options.DataDir = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show the figures and what they cost.")] = False,
+    name: str | None,
+    scale: str,
+    out: Path,
+    jobs: int | None,
+    device: str | None,
+    data_dir: str | None,
+    *,
+    list_: bool,
 ) -> None:
-    """Repeat an experiment of the paper: search the grids, run the seeds, draw the figure, judge the claims.
-
-    Interrupted, the same command goes on where it stopped.
-    """
+    """Repeat an experiment, or list them."""
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     if list_:

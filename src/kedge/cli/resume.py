@@ -1,7 +1,6 @@
 """`kedge resume`: go on with a run that was interrupted."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -15,18 +14,16 @@ from kedge.runs.reader import CONFIG, MODEL, read_config, read_summary
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
-    rounds: Annotated[int | None, typer.Option(help="Play so many rounds in all.", show_default=False)] = None,
-    device: options.Device = None,
-    workers: options.Workers = None,
-    stall_timeout: options.StallTimeout = None,
-    threads: options.Threads = None,
-    trust: consent.Trust = False,
+    directory: Path,
+    rounds: int | None,
+    device: str | None,
+    workers: int | None,
+    stall_timeout: float | None,
+    threads: int | None,
+    *,
+    trust: bool,
 ) -> None:
-    """Go on with a run that was interrupted: the result is that of an uninterrupted one, to the bit.
-
-    Of a run that is finished, print the result; --rounds goes on with it.
-    """
+    """Resume a run."""
     sections = read_config(directory)
     if sections is None:
         raise UsageError(f"{directory} has no {CONFIG}, so it is not the directory of a `kedge run`")

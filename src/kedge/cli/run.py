@@ -25,41 +25,11 @@ RUNS = Path("runs")
 
 
 def run(
-    config: options.ConfigFile = None,
-    algorithm: options.Algorithm = None,
-    eta: options.Eta = None,
-    beta: options.Beta = None,
-    gamma: options.Gamma = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    rounds: options.Rounds = None,
-    cohort: options.Cohort = None,
-    local_steps: options.LocalSteps = None,
-    batch_size: options.BatchSize = None,
-    weight_decay: options.WeightDecay = None,
-    seed: options.Seed = None,
-    eval_every: options.EvalEvery = None,
-    device: options.Device = None,
-    engine: options.Engine = None,
-    workers: options.Workers = None,
-    stall_timeout: options.StallTimeout = None,
-    threads: options.Threads = None,
-    state_memory: options.StateMemory = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    set_: options.Set = None,
-    out: options.Out = None,
-    trust: consent.Trust = False,
+    config: Path | None, settings_: list[str] | None, out: Path | None, given: Mapping[str, Any], *, trust: bool
 ) -> None:
-    """Run one algorithm on one federation.
-
-    Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients of very unequal labels, 4 of them a round.
-    """
-    raw = options.configuration(config, set_, locals())
-    named = [options.configuration(None, set_, locals()).get("algorithm", {}).get("name")]
+    """Run one algorithm on one federation."""
+    raw = options.configuration(config, settings_, given)
+    named = [options.configuration(None, settings_, given).get("algorithm", {}).get("name")]
     settings = check(consent.settle(raw, config, named=named, trust=trust))
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -19,97 +19,26 @@ from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
 from kedge.runs.sweep import FILE, METRICS, Plan, Sweep, absolute, absolute_axes, joined, read_plan
 
-SWEEP = "Sweep"
 DEFAULT_TRIALS = 50
-
-Grid = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUES",
-        help="Values of a key, as in algorithm.eta=0.01,0.1; give it once per key. "
-        "With --search optuna also a range, as in algorithm.eta=0.001..1:log.",
-        rich_help_panel=SWEEP,
-    ),
-]
-Seeds = Annotated[int | None, typer.Option(help="Seeds per point, from --seed on. Default: 3.", rich_help_panel=SWEEP)]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        help="What decides, at the end of the runs: test_accuracy (more is better) or test_loss (less is better). "
-        "Default: test_accuracy.",
-        rich_help_panel=SWEEP,
-    ),
-]
-Halving = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Successive halving: all points begin with few rounds; after each rung the best 1/N go on with N times "
-        "the rounds, up to --rounds, and the others stop.",
-        rich_help_panel=SWEEP,
-    ),
-]
-Search = Annotated[
-    str | None,
-    typer.Option(
-        help="grid: every combination. optuna: what it proposes, after pip install 'kedge\\[optuna]'. Default: grid.",
-        rich_help_panel=SWEEP,
-    ),
-]
-Trials = Annotated[int | None, typer.Option(help="Points that optuna tries. Default: 50.", rich_help_panel=SWEEP)]
-Resume = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Go on with the sweep in this directory.", rich_help_panel=SWEEP)
-]
 
 
 def sweep(
-    config: options.ConfigFile = None,
-    grid: Grid = None,
-    seeds: Seeds = None,
-    metric: Metric = None,
-    halving: Halving = None,
-    search: Search = None,
-    trials: Trials = None,
-    resume: Resume = None,
-    algorithm: options.Algorithm = None,
-    eta: options.Eta = None,
-    beta: options.Beta = None,
-    gamma: options.Gamma = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    rounds: options.Rounds = None,
-    cohort: options.Cohort = None,
-    local_steps: options.LocalSteps = None,
-    batch_size: options.BatchSize = None,
-    weight_decay: options.WeightDecay = None,
-    seed: options.Seed = None,
-    eval_every: options.EvalEvery = None,
-    device: options.Device = None,
-    engine: options.Engine = None,
-    state_memory: options.StateMemory = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    jobs: options.Jobs = None,
-    set_: options.Set = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The directory: a new one, or one to go on with.", show_default=False)
-    ] = None,
-    trust: consent.Trust = False,
+    config: Path | None,
+    settings_: list[str] | None,
+    out: Path | None,
+    resume: Path | None,
+    jobs: int | None,
+    options_: Mapping[str, Any],
+    *,
+    trust: bool,
 ) -> None:
-    """Try many settings, several runs at once, and say which is best.
-
-    Every run is a directory of its own, DIR/runs/POINT-seedK. The same command again goes on where it stopped: what
-    is finished is not done twice, what is not goes on from its checkpoint. More values or seeds extend the sweep.
-    """
-    given = {
-        name: value for name, value in locals().items() if name not in ("resume", "jobs", "trust") and value is not None
-    }
-    if resume is not None and given:
-        raise UsageError(f"--resume goes on with a sweep as it is, but {min(given).rstrip('_')} is given too")
-    asked = None if resume is not None else _asked(config, set_, given, trust=trust)
+    """Try the points of a grid."""
+    left_out = ("config", "set_", "out", "resume", "jobs", "trust")
+    given = {name: value for name, value in options_.items() if name not in left_out and value is not None}
+    also = given | {name: value for name, value in options_.items() if name in left_out[:3] and value is not None}
+    if resume is not None and also:
+        raise UsageError(f"--resume goes on with a sweep as it is, but {min(also).rstrip('_')} is given too")
+    asked = None if resume is not None else _asked(config, settings_, given, trust=trust)
     if jobs is not None:
         whole("jobs", jobs, 1)
     path = resume or out or make_new_directory(RUNS, "sweep")

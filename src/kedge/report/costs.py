@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kedge.algorithm import Algorithm, limits
 from kedge.algorithms import ALGORITHMS, find_algorithm
-from kedge.cost import Cost, ExchangeCost, Size, cost
+from kedge.costs import Cost, ExchangeCost, Size, cost
 from kedge.errors import UsageError
 
 Kind = type[Algorithm[Any, Any]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import UsageError
-from kedge.files import make_directory, write_atomically, write_csv
+from kedge.files import claimed, make_directory, write_atomically, write_csv
 from kedge.problem import load_dataset
 from kedge.reproduce import claims, results, verdict
 from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Grids, Hyper, Plan, between, beyond, name_of, slug
@@ -41,8 +41,19 @@ def conduct(
     """Run an experiment and write its results to ``out / figure / scale``."""
     folder = out / plan.experiment.name / plan.scale
     _check_data(plan)
-    make_directory(folder)
+    with claimed(folder):
+        return _conduct(plan, folder, out, processes, stage, stop, command)
 
+
+def _conduct(
+    plan: Plan,
+    folder: Path,
+    out: Path,
+    processes: int | None,
+    stage: Stage,
+    stop: Callable[[], bool],
+    command: str,
+) -> Report:
     def batch(title: str, jobs: dict[str, Config]) -> dict[str, Outcome]:
         outcomes = run_batch(jobs, folder / "runs", processes, stage(title, jobs), stop)
         for name, outcome in outcomes.items():

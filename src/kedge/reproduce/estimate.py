@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.algorithm import Algorithm
-from kedge.cost import Cost, cost
+from kedge.costs import Cost, cost
 from kedge.errors import UsageError
 from kedge.problem import DATASETS, build_model
 from kedge.reproduce.experiment import SCALES, load, names

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import byte_size, whole
 from kedge.client import Loss
-from kedge.errors import UsageError
+from kedge.errors import FailedRunError, UsageError
 from kedge.problem import Federation
 from kedge.round import Weights
 from kedge.runs.directory import RunDirectory, environment
@@ -48,7 +48,7 @@ class Result:
         return self.simulation.client(number)
 
 
-class DivergedError(RuntimeError):
+class DivergedError(FailedRunError):
     """A run whose loss or model is no longer finite; `result` holds all that was recorded before."""
 
     def __init__(self, message: str, result: Result) -> None:

@@ -17,10 +17,10 @@ from kedge.problem import Federation
 from kedge.simulator.simulation import Simulation
 
 SMALL = 1 << 20
-"""Bytes of which SHA-256 takes no time; of more, it would take a tenth of the time of loading them."""
+"""Bytes of which SHA-256 takes no time; of more, it would take half the time of loading them."""
 
-COLUMNS = 1 << 13
-"""Of the table in which larger data is summed."""
+COLUMNS, BLOCK = 1024, 64
+"""Of the table in which larger data is summed, and the rows of it that the processor keeps for the second sum."""
 
 LIBRARIES = ("kedge", "torch", "builtins")
 """Whose code is told by a version, which a checkpoint tells too."""
@@ -37,6 +37,7 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
     return {
         "algorithm": repr(run.algorithm),
         "algorithm code": code(type(run.algorithm)),
+        "algorithm file": getattr(sys.modules.get(type(run.algorithm).__module__), "__sha256__", None),
         "server state": ", ".join(type(run.moment.state)._fields),
         "client state": ", ".join(name for name in run.row_template if name != "clients"),
         **{name.replace("_", " "): value for name, value in asdict(run.settings).items()},
@@ -105,10 +106,10 @@ def _sums(content: np.ndarray[Any, np.dtype[np.uint8]]) -> Iterator[memoryview]:
     length = len(content) // (8 * COLUMNS) * 8 * COLUMNS
     table = content[:length].view(np.uint64).reshape(-1, COLUMNS)
     columns, rows = np.zeros(COLUMNS, np.uint64), np.empty(len(table), np.uint64)
-    for at in range(0, len(table), 16):  # of a size that the processor keeps for the second sum
-        block = table[at : at + 16]
+    for at in range(0, len(table), BLOCK):
+        block = table[at : at + BLOCK]
         columns += np.add.reduce(block, axis=0)
-        np.add.reduce(block, axis=1, out=rows[at : at + 16])
+        np.add.reduce(block, axis=1, out=rows[at : at + BLOCK])
     yield from (columns.data, rows.data, content[length:].data)
 
 

@@ -1,0 +1,38 @@
+"""What it costs to read every sample for a run's fingerprint, beside loading them, in processor time.
+
+python -m benchmarks.fingerprint --dataset cifar10
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import kedge
+from kedge.simulator.fingerprint import data_fingerprint
+
+T = TypeVar("T")
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds of processor time that a call takes, and what it returns."""
+    began = time.process_time()
+    value = call()
+    return time.process_time() - began, value
+
+
+def main() -> None:
+    """Print one line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--times", type=int, default=5, help="the least of so many is told")
+    options = parser.parse_args()
+    loading, federation = timed(lambda: kedge.load_federation(options.dataset, 100, "dirichlet"))
+    for _ in range(options.times - 1):
+        loading = min(loading, timed(lambda: kedge.load_federation(options.dataset, 100, "dirichlet"))[0])
+    reading = min(timed(lambda: data_fingerprint(federation))[0] for _ in range(options.times))
+    print(f"{options.dataset}: loaded in {loading:.2f} s, read in {1000 * reading:.0f} ms: {reading / loading:.1%}")
+
+
+if __name__ == "__main__":
+    main()
