@@ -199,7 +199,7 @@ def test_another_loss_is_refused(tmp_path, one, other):
     arguments = (nn.Linear(3, 2), federation, kedge.FedAvg(eta=0.1))
     options = {"cohort": None, "batch_size": 2, "out": tmp_path, "eval_every": 9}
     kedge.simulate(*arguments, rounds=2, loss=one, **options)
-    with pytest.raises(kedge.UsageError, match="is of another configuration: loss(| code) is"):
+    with pytest.raises(kedge.UsageError, match=r"is of another configuration: loss(| code) is"):
         kedge.simulate(*arguments, rounds=3, loss=other, resume=True, **options)
     kedge.simulate(*arguments, rounds=3, loss=one, resume=True, **options)
 
