@@ -9,7 +9,7 @@ import kedge
 
 ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed"}
-CORE = {"direction", "exchange", "algorithm", "local_steps", "costs", "round", "questions"} | SMALL
+CORE = {"direction", "exchange", "algorithm", "local_steps", "costs", "round", "settings", "questions"} | SMALL
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
@@ -21,7 +21,7 @@ ALLOWED = {
     "client": CORE,
     "simulator": CORE | {"client", "files", "problem"},
     "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms"},
-    "report": CORE | {"files", "algorithms"},
+    "report": CORE | {"files", "algorithms", "runs"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
     "cli": CORE | {"files", "own_code", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},

@@ -17,7 +17,8 @@ from kedge.algorithm import Algorithm
 from kedge.client import FlatModule, Loss, try_model
 from kedge.errors import UsageError
 from kedge.problem import Federation
-from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, Settings, nbytes
+from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
+from kedge.settings import Settings
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, make_engines
 from kedge.simulator.engines.module import ModuleEngine
