@@ -74,7 +74,8 @@ class Difference:
 
 UNITS: dict[Metric, tuple[float, str]] = {
     "accuracy": (100, "points"),
-    "speed": (100, "points of the mean accuracy of a run"),
+    "area": (100, "points of the mean accuracy of a run"),
+    "rounds": (1, "rounds saved"),
     "loss": (1, "of loss saved"),
 }
 """What a difference in each metric is multiplied by, and what it then is."""

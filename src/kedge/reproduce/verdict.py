@@ -97,7 +97,7 @@ def _edges(grids: Grids, chosen: dict[Case, Hyper], panel: str, protocol: str) -
     for case, hyper in chosen.items():
         if case[:2] == (panel, protocol):
             for key in ("eta", "beta"):
-                values = {getattr(pair, key) for pair in grids[case]} - {None}
+                values = {getattr(pair, key) for pair in grids[case._replace(protocol="tuned")]} - {None}
                 value = getattr(hyper, key)
                 if len(values) > 1 and value in (min(values), max(values)):
                     found.append(f"{case.line} ({key} {value:g})")

@@ -154,19 +154,23 @@ def simulate(
     # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
     with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
         for done in range(run.round + 1, rounds + 1):
+            due = done % eval_every == 0 or done == rounds
+            before = run.server.x.clone() if due else None
             run.advance()
-            row = measured() if done % eval_every == 0 or done == rounds else None
+            row = measured() if due else None
+            if row is not None and before is not None:
+                row["step_norm"] = float((run.server.x - before).norm())
             finite = _finite(run, row)
             if row is not None and finite:
                 record.add(row)
             if watch is not None and finite:
                 watch(done, row)
             asked = stop is not None and done < rounds and stop()
-            diverged, stopped, due, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
+            diverged, stopped, save, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
             if diverged:
                 record.diverged()
                 raise DivergedError(_why(run), result())
-            if due:
+            if save:
                 record.checkpoint(every=every)
             if stopped:
                 record.checkpoint_now()
