@@ -8,7 +8,7 @@ import pytest
 import kedge
 
 ROOT = Path(kedge.__file__).parent
-CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "cost"}
+CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "cost", "forming"}
 ALLOWED = {
     "errors": set(),
     "files": {"errors"},

@@ -46,7 +46,7 @@ def figures(kind: Kind) -> Figures:
     few, many = _at_10_and_11(kind)
     one = [e for e in many.round if e.cohort == "first"]
     return Figures(
-        down=_extra(many.down().vectors, sum(e.down.vectors for e in one)),
+        down=_extra(many.down().vectors, sum(e.down.vectors for e in one)) + _with_all(kind, ", {} with all"),
         up=_extra(many.up().vectors, sum(e.up.vectors for e in one)),
         gradients=_gradients(few, many),
         client=str(many.client.vectors),
@@ -62,6 +62,7 @@ def costs(kind: Kind) -> str:
     work = [_count(ordinary, "gradient")] if ordinary != "0" else []
     work += [_passes(passes)] if passes else []
     text = f"Per client and round: down {_sent(many.down())}, up {_sent(many.up())}; {' and '.join(work)}."
+    text += _with_all(kind, " With all clients in every round, who keep the last message: down {} of these vectors.")
     for before, after in zip(few.round, many.round, strict=True):
         if after.cohort == "first":
             gradients = _count(_linear(before.gradients, after.gradients), "gradient")
@@ -127,6 +128,13 @@ def _at_10_and_11(kind: Kind) -> tuple[Cost, Cost]:
     """Return the costs with K = 10 and K = 11 local steps, from which a formula in K can be read off."""
     algorithm = kind(eta=0.1)
     return cost(algorithm, PARAMETERS, local_steps=10), cost(algorithm, PARAMETERS, local_steps=11)
+
+
+def _with_all(kind: Kind, words: str) -> str:
+    """Say how many vectors go down where everyone takes part, if they are fewer."""
+    algorithm = kind(eta=0.1)
+    sampled, everyone = (cost(algorithm, everyone=all_of_them).down().vectors for all_of_them in (False, True))
+    return words.format(everyone) if everyone < sampled else ""
 
 
 def _opening(kind: Kind, default: Cost) -> list[tuple[ExchangeCost, str]]:

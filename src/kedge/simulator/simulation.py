@@ -20,6 +20,7 @@ from kedge.algorithm import Algorithm
 from kedge.cost import fresh
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Round
+from kedge.forming import formed
 from kedge.problem import Federation
 from kedge.problem.checks import real, whole, whole_seed
 from kedge.problem.keyed import LOSS, keyed, sample_cohort
@@ -110,6 +111,9 @@ class Simulation:
         # The function does not know this run, or its data would stay in memory until a cycle is found.
         self.clients = ClientStore(lambda: algorithm.init_client(x), self.state_memory, self.scratch)
         self.buffers = self.flat.buffers.clone()
+        everyone = (self.settings.cohort or len(self.federation)) == len(self.federation)
+        # Clients of every round keep its message; with lost replies the server's steps are no longer alike.
+        self._formed = formed(algorithm) if everyone and not self.settings.lost_replies else frozenset()
         self._steps = self._all_local_steps()
         self._mean_steps = int(self._steps.sum()) / len(self._steps)
         pool = self._hire(device)
@@ -261,7 +265,8 @@ class Simulation:
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
             down = exchange.broadcast(self.server)
-            message = [*fresh(exchange, down, sent).values()]
+            new = fresh(exchange, down, sent)
+            message = [value for name, value in new.items() if round < 1 or (number, name) not in self._formed]
             message += [self.buffers] if exchange.effort(Effort(1)).steps else []
             self.counters.bytes_down += len(asked) * _nbytes(message)
             if heard:
