@@ -3,6 +3,7 @@
 All runs are directories of one batch, so the same call goes on with whatever an earlier one left.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def conduct(
     chosen = found.chosen()
     finished = batch("runs", plan.final_jobs(chosen))
     curves = [
-        Curve(case, hyper, seed, outcome.history, outcome.diverged)
+        Curve(case, hyper, seed, outcome.history, outcome.diverged, _hash(outcome.path / "model.safetensors"))
         for case, hyper in chosen.items()
         for seed in plan.seeds
         for outcome in [finished[name_of("run", case, hyper, seed)]]
@@ -79,7 +80,9 @@ def write_report(
     make_directory(folder / "configs")
     for name, text in configurations(plan, chosen).items():
         write_atomically(folder / "configs" / name, text.encode())
-    found = claims.findings(plan.experiment.claims, measured, lambda figure: measures_of(out, figure, plan.scale))
+    found = claims.findings(
+        plan.experiment, measured, lambda figure: measures_of(out, figure, plan.scale), plan.size.untestable
+    )
     text = verdict.write(plan, grids, chosen, measured, found, command)
     write_atomically(folder / "verdict.md", text.encode())
     return Report(folder, text)
@@ -100,6 +103,11 @@ def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
     """Return what a figure came to at a scale, if it was run."""
     path = out / figure / scale / "summary.csv"
     return results.read_measures(path) if path.is_file() else None
+
+
+def _hash(model: Path) -> str:
+    """Return a hash of a final model's file; nothing if the run left none."""
+    return hashlib.sha256(model.read_bytes()).hexdigest()[:16] if model.is_file() else ""
 
 
 def _write_grid(path: Path, found: Search) -> None:

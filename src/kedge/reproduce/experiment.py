@@ -48,6 +48,7 @@ class Claim(_Part):
     pairs: list[tuple[str, str]]  # better, worse
     metric: Metric = "accuracy"
     panels: list[str] | None = None  # None: all
+    where: dict[str, str] = {}  # the paper's name of a panel, as Figure 6(a)
     more_than_in: str | None = None  # a panel, or "figure: panel", in which the advantage is smaller
 
 
@@ -104,13 +105,14 @@ class Experiment(_Part):
     title: str
     figure: str
     shows: str
-    unstated: str = ""  # what the paper does not say, and what is taken instead
+    unstated: str = ""  # what the paper does not say; this page's choice stands in the configurations
     base: dict[str, dict[str, Any]]
     algorithms: list[str] = []
     panels: dict[str, Changes]
     lines: dict[str, Changes] = {}
     free_step: list[str] = []  # lines that choose γ / ηK from the grid, too
     protocols: list[Protocol] = ["tuned", "second", "finer"]
+    judged: list[Protocol] = ["tuned"]  # those that the paper used; the others are shown and do not count
     sweep: str | None = None  # a key: its values, one a panel, are the x axis
     loss: bool = False  # draw the test loss as well
     tuned: Tuned
@@ -167,7 +169,7 @@ def names() -> list[str]:
 
 def _check_names(experiment: Experiment) -> None:
     lines, panels = experiment.all_lines(), experiment.panels
-    used = [name for claim in experiment.claims for name in claim.panels or []]
+    used = [name for claim in experiment.claims for name in [*(claim.panels or []), *claim.where]]
     used += [place for claim in experiment.claims if (place := claim.more_than_in) and ": " not in place]
     for scale in experiment.scales.values():
         used += [*scale.panels, *(scale.only or []), *filter(None, [scale.tuning.panel])]
