@@ -9,7 +9,7 @@ a finer grid. Else it is open.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -66,8 +66,8 @@ class Difference:
             return float(stats.binomtest(self.agree, len(decided)).pvalue) if decided else 1.0
         if len(values) < 2 or not any(values):
             return 1.0
-        if statistics.pstdev(values) == 0:
-            return 0.0
+        if statistics.pstdev(values) <= 1e-12 * abs(self.mean):
+            return 0.0  # all seeds agree to the last digit, which is more than a t-test can divide by
         return float(stats.ttest_1samp(values, 0).pvalue)
 
     @cached_property
@@ -157,25 +157,6 @@ def findings(experiment: Experiment, own: list[Measure], look: Look, untestable:
         for panel in claim.panels or experiment.panels
     ]
     return _corrected(found)
-
-
-def overall(found: Iterable[Finding]) -> str:
-    """Say of a claim, judged in every panel, whether it was reproduced."""
-    found = list(found)
-    words = [finding.verdict for finding in found]
-    if len(set(words)) == 1 and not words[0].startswith("partly"):
-        return words[0]
-    if not any(word.startswith(("reproduced", "partly")) for word in words):
-        told: dict[str, list[str]] = {}
-        for finding in found:
-            told.setdefault(finding.verdict, []).append(finding.panel)
-        return "; ".join(f"{word}: {', '.join(panels)}" for word, panels in told.items())
-    several = len(found) > 1
-    parts = [
-        f"{finding.panel}: {word.removeprefix('partly: ')}" if several else word.removeprefix("partly: ")
-        for finding, word in zip(found, words, strict=True)
-    ]
-    return f"partly ({'; '.join(parts)})"
 
 
 def holm(values: list[float]) -> list[float]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kedge.reproduce.claims import UNITS, Difference, Finding, findings, overall
+from kedge.reproduce.claims import UNITS, Difference, Finding, findings
 from kedge.reproduce.conduct import measures_of
 from kedge.reproduce.estimate import cost_table
 from kedge.reproduce.experiment import SCALES, Experiment, load, names
@@ -53,17 +53,18 @@ def claims(results: Path, *, beyond: bool) -> str:
 
 
 def summary(results: Path) -> str:
-    """Write the paper's claims, each with a word on it."""
-    rows = [["the paper says", "in", "here"], ["---"] * 3]
+    """Write a row per claim of the paper: in which of its panels it holds, in which not, and what nobody knows yet."""
+    rows = [["the paper says", "here"], ["---"] * 2]
     for experiment in map(load, names()):
         if not experiment.beyond:
-            scale, found = judged(experiment, results)
+            _, found = judged(experiment, results)
             for claim in experiment.claims:
-                own = [finding for finding in found if finding.claim is claim]
-                where = ", ".join(dict.fromkeys(finding.where or experiment.figure for finding in own))
-                page = f"experiments/results/{experiment.name}/{scale}/verdict.md"
-                linked = f"[{where}]({page})" if measures_of(results, experiment.name, scale) else where
-                rows.append([claim.text, linked, overall(own)])
+                told: dict[str, list[str]] = {}
+                for finding in found:
+                    if finding.claim is claim:
+                        told.setdefault(finding.verdict, []).append(finding.where or experiment.figure)
+                said = "; ".join(f"**{word}** in {', '.join(places)}" for word, places in told.items())
+                rows.append([claim.text, said])
     return _table(rows)
 
 

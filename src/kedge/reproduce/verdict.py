@@ -26,6 +26,8 @@ Holm's correction for all of the figure. *As claimed* or *the opposite*: p is be
 correction when either line takes its second-best point and when both take the best point of a finer grid. All else is
 *open*."""
 
+UNCHECKED = "**At this scale no second-best points and no finer grid were run**: nothing here was checked in that way."
+
 BEYOND_WORDS = {"reproduced": "holds", "not reproduced": "does not hold"}
 """A claim that the paper does not make cannot be reproduced."""
 
@@ -55,6 +57,7 @@ def write(
         *([f"**Not testable at this scale**: {plan.size.untestable}."] if plan.size.untestable else []),
         *(_finding(finding, said_of(experiment.beyond)) for finding in findings),
         READING,
+        *([] if {"second", "finer"} <= set(plan.protocols) else [UNCHECKED]),
     ]
     for panel in experiment.panels_at(plan.scale):
         for protocol in plan.protocols:
