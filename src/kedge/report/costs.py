@@ -62,7 +62,6 @@ def costs(kind: Kind) -> str:
     work = [_count(ordinary, "gradient")] if ordinary != "0" else []
     work += [_passes(passes)] if passes else []
     text = f"Per client and round: down {_sent(many.down())}, up {_sent(many.up())}; {' and '.join(work)}."
-    text += _with_all(kind, " With all clients in every round, who keep the last message: down {} of these vectors.")
     for before, after in zip(few.round, many.round, strict=True):
         if after.cohort == "first":
             gradients = _count(_linear(before.gradients, after.gradients), "gradient")
@@ -70,6 +69,7 @@ def costs(kind: Kind) -> str:
     if many.opening:
         text += " Opening, once on all N clients:"
         text += "".join(f" down {_sent(e.down)}, up {_sent(e.up)}; {work}." for e, work in _opening(kind, many))
+    text += _with_all(kind, " With all clients in every round, who keep the last message: {} of the vectors down.")
     return f"**Costs.** {text}"
 
 

@@ -26,7 +26,7 @@ Changes = Annotated[dict[str, Any], BeforeValidator(_dotted)]
 """Dotted keys of a configuration and their values."""
 
 SCALES = ("smoke", "laptop", "overnight", "paper")
-"""Seconds on built-in data; an evening of two cores; a night of them, for ResNet-18; the paper's own size."""
+"""Seconds on built-in data; an evening of two cores; a night of them, for what takes long; the paper's own size."""
 
 BEYOND = "beyond the paper"
 """The figure of an experiment that the paper does not have."""
