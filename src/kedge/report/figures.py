@@ -101,6 +101,6 @@ def save_figure(figure: Figure, path: Path, **options: Any) -> None:
     No date and a fixed salt: the same data give the same file.
     """
     content = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "kedge"}):
+    with matplotlib.rc_context({"svg.hashsalt": "kedge", "svg.fonttype": "none"}):
         figure.savefig(content, format=path.suffix[1:], **({"metadata": DATES.get(path.suffix)} | options))
     write_atomically(path, content.getvalue())
