@@ -10,6 +10,7 @@ import torch
 from kedge.reproduce.claims import Difference, Finding
 from kedge.reproduce.plan import PROTOCOLS, Case, Grids, Hyper, Plan
 from kedge.reproduce.results import Measure
+from kedge.reproduce.search import beyond
 
 NUMBERS = """\
 Accuracy and loss are means over the last fifth of the evaluations, then over the seeds, ± the standard deviation
@@ -131,11 +132,9 @@ def _edges(grids: Grids, chosen: dict[Case, Hyper], rows: list[Measure]) -> list
     found = []
     for case, hyper in chosen.items():
         if case.protocol == "tuned" and case == rows[0].case._replace(line=case.line) and case in grids:
-            for key in Hyper._fields:
-                values = {getattr(pair, key) for pair in grids[case]} - {None}
-                value = getattr(hyper, key)
-                if len(values) > 1 and value in (min(values), max(values)) and (key, value) != ("beta", 1.0):
-                    found.append(f"{case.line} ({key} {value:g})")
+            for point in beyond(hyper, grids[case]):
+                ends = [name for name in Hyper._fields if getattr(point, name) != getattr(hyper, name)]
+                found += [f"{case.line} ({name} {getattr(hyper, name):g})" for name in ends]
     return [f"At an end of the grid, so perhaps better beyond it: {', '.join(found)}."] if found else []
 
 
