@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kedge
 from benchmarks.workloads import ALGORITHMS, WORKLOADS
+from kedge.runs.live import Watch
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
         began = time.perf_counter()
         kedge.simulate(
             work.build(), federation, ALGORITHMS[options.algorithm], options.rounds, work.cohort, work.steps,
-            work.batch, eval_every=options.rounds, out=out, watch=watch, checkpoint_every=options.every,
+            work.batch, eval_every=options.rounds, out=out, callbacks=[Watch(watch)], checkpoint_every=options.every,
         )  # fmt: skip
         seconds = time.perf_counter() - began
         spent = json.loads((out / "summary.json").read_text())["checkpoint_seconds"]

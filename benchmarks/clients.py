@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 import kedge
+from kedge.checks import byte_size
 from kedge.problem import load_dataset
-from kedge.problem.checks import byte_size
 from kedge.simulator import Settings, Simulation
 
 COHORT, STEPS, BATCH = 100, 16, 16
@@ -49,7 +49,7 @@ def simulation(clients: int, state_memory: str) -> Simulation:
 
 def touched(run: Simulation) -> dict[str, float]:
     count = len({client for cohort in run.cohorts for client in cohort})
-    return {"clients": count, "mb": count * run.server.x.nbytes / 1e6}
+    return {"clients": count, "mb": count * run.server["x"].nbytes / 1e6}
 
 
 def peak_memory(clients: int, rounds: int, state_memory: str) -> dict[str, Any]:

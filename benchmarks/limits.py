@@ -12,8 +12,8 @@ import torch
 
 import kedge
 from kedge.exchange import Effort, Needs, Round
+from kedge.keyed import sample_cohort
 from kedge.local_steps import local_steps
-from kedge.problem.keyed import sample_cohort
 
 ETA, STEPS, ROUNDS = 0.05, 10, 800
 
@@ -28,7 +28,7 @@ def run(
     state = type(first)(*(field.expand(clients, *field.shape).clone() for field in first))
     for round in range(-1, rounds):
         sampled = sample_cohort(seed, max(round, 0), clients, cohort or clients)
-        for exchange in algorithm.opening() if round < 0 else algorithm.exchanges(round):
+        for exchange in algorithm.opening() if round < 0 else algorithm.exchanges(round, seed):
             people = {"sampled": sampled, "everyone": list(range(clients)), "first": sampled[:1]}[exchange.cohort]
             rows = torch.tensor(sorted(people))
             own = type(state)(*(field[rows] for field in state))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.ranks [w1 w2] [--rounds 10] [--repeats 5] [--processes 2] [--json FILE]
 
-The processes are the ranks of torch.distributed over loopback, as `kedge run --workers` starts them. One process with
+The processes are connected by socket pairs, as those of `kedge run --workers` are. One process with
 one thread, one with as many threads, and several with one thread each play the same rounds in turn. "sum" is the
 collective that adds the replies, for models of several sizes. The table at the end is a model fitted to these numbers,
 not a measurement: seconds of a round = fixed + largest share of the cohort on one process x seconds per client +
@@ -10,10 +10,10 @@ latency + a vector from each process / bandwidth.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,8 +35,8 @@ def play(workload: str, rounds: int, threads: int) -> dict[str, float]:
     work = WORKLOADS[workload]
     settings = Settings(cohort=work.cohort, local_steps=work.steps, batch_size=work.batch)
     run = Simulation(work.build(), work.federation(), ALGORITHMS["scaffold-m"], settings, threads=threads)
-    busy = [0.0] * len(run._cohorts.pool.engines)
-    for number, engine in enumerate(run._cohorts.pool.engines):
+    busy = [0.0] * len(run._crew.pool.engines)
+    for number, engine in enumerate(run._crew.pool.engines):
         inner = engine.run
 
         def timed(job, number=number, inner=inner):
@@ -59,19 +59,20 @@ def play(workload: str, rounds: int, threads: int) -> dict[str, float]:
 
 def sums() -> dict[int, float]:
     """Return the seconds of the collective for each size of model."""
-    from kedge.simulator.ranks import Ranks
-    from kedge.simulator.shards import completed
+    from kedge.simulator.ranks import current_processes
+    from kedge.simulator.shards import within
 
-    ranks, found = Ranks.current(), {}
+    ranks, found = current_processes(), {}
     for size in SIZES:
         vector = torch.randn(size)
-        branches = ranks.branches(SHARDS)
+        ends = [SHARDS * rank // ranks.count for rank in range(ranks.count + 1)]
+        branches = [within((0, SHARDS), first, end) for first, end in itertools.pairwise(ends)]
         own = {node: [vector] for node in branches[ranks.rank]}
         times = []
         for _ in range(5):
             ranks.agree(False)
             began = time.perf_counter()
-            completed((0, SHARDS), ranks.gather(own, branches, [vector]))
+            ranks.total(own, branches, (0, SHARDS), [vector])
             times.append(time.perf_counter() - began)
         found[size] = statistics.median(times)
     return found
@@ -79,7 +80,7 @@ def sums() -> dict[int, float]:
 
 def rank(workload: str, rounds: int) -> None:
     """Be one of the processes; the first one prints what it measured."""
-    from kedge.runs.launch import is_follower, joined
+    from kedge.runs.joining import is_follower, joined
 
     torch.set_num_threads(1)
     with joined():
@@ -90,15 +91,18 @@ def rank(workload: str, rounds: int) -> None:
 
 def several(workload: str, rounds: int, processes: int) -> dict:
     """Start the processes and return what the first one measured."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    common = os.environ | {"WORLD_SIZE": str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    from kedge.runs.joining import SOCKETS
+    from kedge.simulator.transport import mesh
+
+    common = os.environ | {"WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.ranks", workload, "--rounds", str(rounds), "--as-rank"]
-    started = [
-        subprocess.Popen(command, env=common | {"RANK": str(number), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
-        for number in range(processes)
-    ]
+    started = []
+    for number, peers in enumerate(mesh(processes)):
+        files = [peer.fileno() for _, peer in sorted(peers.items())]
+        own = {"RANK": str(number), SOCKETS: " ".join(map(str, files))}
+        started.append(subprocess.Popen(command, env=common | own, stdout=subprocess.PIPE, pass_fds=files))
+        for peer in peers.values():
+            peer.close()
     outputs = [process.communicate()[0] for process in started]
     return json.loads(outputs[0].splitlines()[-1])
 
@@ -153,7 +157,7 @@ def report(name: str, measured: dict, collectives: dict[str, list[float]], proce
         seconds, gradients = middle[key]["seconds"], middle[key]["gradients"]
         print(f"  {label:22s} {seconds:9.4f} {alone / seconds:9.2f} {1 - gradients / seconds:17.0%}")
     times = {int(size): statistics.median(values) for size, values in collectives.items()}
-    print(f"  sum over {processes} processes (loopback):")
+    print(f"  sum over {processes} processes:")
     for size, seconds in times.items():
         rate = processes * 4 * size / seconds / 1e9
         print(f"    {size:>10,d} parameters {seconds * 1e3:9.2f} ms  {rate:6.2f} GB/s")

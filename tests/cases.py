@@ -26,7 +26,7 @@ class Case:
 
 def fedpd(oracle, x0, cohorts, steps, *, skip, **hyper) -> literal.Trace:
     """Run the literal loop of FedPD with the library's draw of the rounds that communicate."""
-    communicate = [communicates(round, skip) for round in range(len(cohorts))]
+    communicate = [communicates(oracle.seed, round, skip) for round in range(len(cohorts))]
     return literal.fedpd(oracle, x0, cohorts, steps, communicate=communicate, **hyper)
 
 

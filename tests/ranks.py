@@ -1,6 +1,6 @@
 """Runs of every algorithm, as one of several processes or alone: `python -m tests.ranks FILE` writes what they came to.
 
-The launcher's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT make it one of several.
+The launcher's variables RANK and WORLD_SIZE, and MASTER_ADDR and MASTER_PORT or KEDGE_SOCKETS, make it one of several.
 """
 
 import os
@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
 import kedge
-from kedge.runs.launch import joined
+from kedge.runs.joining import joined
+from kedge.simulator.ranks import current_processes
 from tests.cases import CASES
 from tests.simulator.test_simulation import model, small
 from tests.test_contract import algorithm, cohorts_of, named
@@ -41,7 +41,7 @@ def results(directory: Path) -> dict[str, torch.Tensor]:
         kedge.simulate(module, data, algorithm(case), 2, **run)
         result = kedge.simulate(module, data, algorithm(case), 4, resume=True, **run)
         found |= {f"{name}.{field}": vector for field, vector in result.server.items()}
-        found[f"{name}.buffers"] = result.simulation.buffers
+        found[f"{name}.buffers"] = result.simulation.moment.buffers
         rows = [[row[key] for key in row if key != "seconds"] for row in result.history]
         found[f"{name}.history"] = torch.tensor(rows, dtype=torch.float64)
     return found
@@ -52,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with joined(), tempfile.TemporaryDirectory() as directory:
         found = results(Path(directory))
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if current_processes().leads:
             save_file({name: vector.contiguous().clone() for name, vector in found.items()}, sys.argv[1])
 
 

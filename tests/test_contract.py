@@ -6,18 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 import kedge
 from kedge.costs import Size
 from kedge.exchange import Effort, Needs, Round
+from kedge.keyed import sample_cohort
 from kedge.local_steps import local_steps
 from kedge.simulator import Settings, Simulation
 from tests.cases import CASES, Case
-from tests.oracles import QuadraticOracle
+from tests.literal import Trace
+from tests.oracles import QuadraticOracle, heard, saved
 
 PROBLEM = kedge.quadratics(clients=7, dim=5, heterogeneity="mild", sigma=1.0, samples=12, seed=3)
-ROUNDS, STEPS, BATCH, SEED = 6, 4, 3, 11
+ROUNDS, STEPS, BATCH, SEED = 4, 3, 3, 13  # of this seed FedPD skips rounds 0 and 3 of the first four
 ALL = Needs(mean_grad=True, last_direction=True)
 
 
@@ -33,7 +37,7 @@ def algorithm(case: Case) -> Any:
 def run(case: Case, cohort: int | None, batch_size: int | None = BATCH, rounds: int = ROUNDS, **options: Any) -> Any:
     return kedge.simulate(
         PROBLEM.model, PROBLEM.federation, algorithm(case), rounds=rounds, cohort=cohort, local_steps=STEPS,
-        batch_size=batch_size, loss=PROBLEM.loss, seed=SEED, **options,
+        batch_size=batch_size, loss=PROBLEM.loss, **({"seed": SEED} | options),
     )  # fmt: skip
 
 
@@ -56,7 +60,12 @@ def test_every_algorithm_has_a_case():
 @pytest.mark.parametrize(("case", "cohort"), RUNS)
 def test_equals_a_literal_loop_of_its_pseudo_code(case, cohort, batch_size):
     result = run(case, cohort, batch_size)
-    trace = case.literal(QuadraticOracle(PROBLEM, SEED, batch_size), start(), result.cohorts, STEPS)
+    assert_equal_to(
+        case, result, case.literal(QuadraticOracle(PROBLEM, SEED, batch_size), start(), result.cohorts, STEPS)
+    )
+
+
+def assert_equal_to(case: Case, result: Any, trace: Trace) -> None:
     np.testing.assert_allclose(result.server["x"].numpy(), trace.x, rtol=0, atol=1e-10)
     for name in set(result.server) & set(trace.server):
         np.testing.assert_allclose(result.server[name].numpy(), trace.server[name], rtol=0, atol=1e-10, err_msg=name)
@@ -75,7 +84,7 @@ def test_a_cohort_equals_its_clients_one_by_one(case, cohort):
     hessians = torch.rand(clients, size, generator=generator, dtype=torch.float64) + 0.5
     noise = torch.randn(50, clients, size, generator=generator, dtype=torch.float64)
     server, rows = method.init_server(x), [method.init_client(x) for _ in range(clients)]
-    for exchange in [*method.opening(), *method.exchanges(0), *method.exchanges(1)]:
+    for exchange in [*method.opening(), *method.exchanges(0, SEED), *method.exchanges(1, SEED)]:
         effort = exchange.effort(Effort(STEPS))
         down = exchange.broadcast(server)
 
@@ -106,7 +115,7 @@ def test_rules_change_nothing_that_they_are_given(case):
     method = algorithm(case)
     x = torch.randn(5, dtype=torch.float64)
     server, client = method.init_server(x), method.init_client(x)
-    for exchange in [*method.opening(), *method.exchanges(0), *method.exchanges(1)]:
+    for exchange in [*method.opening(), *method.exchanges(0, SEED), *method.exchanges(1, SEED)]:
         down = exchange.broadcast(server)
         before = [value.clone() for value in [*server, *client, *down]]
         rule = exchange.direction(down, client)
@@ -132,7 +141,7 @@ def test_the_traced_cost_is_what_a_run_counts(case, cohort):
     people = {"sampled": cohort or clients, "everyone": clients, "first": 1}
     spent = run(case, cohort, rounds=3).history
     for late, early, round in [(1, 0, 1), (2, 1, 2)]:
-        cost = kedge.cost(algorithm(case), model_size, STEPS, round=round)
+        cost = kedge.cost(algorithm(case), model_size, STEPS, round=round, seed=SEED)
         down = sum(people[e.cohort] * e.down.numbers * 8 for e in cost.round)
         up = sum(people[e.cohort] * e.up.numbers * 8 for e in cost.round)
         full = 12 / BATCH
@@ -156,17 +165,16 @@ def test_a_run_goes_on_from_its_saved_state_to_the_bit(case, cohort):
     whole, first, second = (
         Simulation(PROBLEM.model, PROBLEM.federation, algorithm(case), settings, PROBLEM.loss) for _ in range(3)
     )
-    for _ in range(5):
+    for _ in range(3):
         whole.advance()
     for _ in range(2):
         first.advance()
-    second.restore(load(save(first.state())))
-    for _ in range(3):
-        second.advance()
+    second.restore(load(save(first.server_state())), [load(save(rows)) for rows in first.client_rows(changed=False)])
+    second.advance()
     assert second.cohorts == whole.cohorts
-    assert second.counters == whole.counters
-    assert whole.state().keys() == second.state().keys()
-    assert all(torch.equal(value, second.state()[name]) for name, value in whole.state().items())
+    wanted, found = saved(whole), saved(second)
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(value, found[name]) for name, value in wanted.items())
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
@@ -178,11 +186,68 @@ def test_hyper_parameters_are_frozen_and_explained(case):
     assert type(method).__doc__
 
 
-@pytest.mark.parametrize(("case", "cohort"), [run for run in RUNS if run.values[1]])
-def test_a_lost_reply_leaves_the_client_and_its_share_untouched(case, cohort):
-    """Half of the replies are lost: whoever was never heard keeps the initial state."""
-    result = run(case, cohort, lost_replies=0.5, rounds=3)
-    assert torch.isfinite(result.server["x"]).all()
-    if "c" in result.server:
-        mean = torch.stack([result.client(i)["c_i"] for i in range(len(PROBLEM.federation))]).mean(0)
-        torch.testing.assert_close(result.server["c"], mean, rtol=0, atol=1e-12)
+# --------------------------------------------------------------------------------------------------
+# Lost replies
+# --------------------------------------------------------------------------------------------------
+
+LOSSY = [case for case in CASES if not kedge.ALGORITHMS[case.id].full_participation]
+LOST = 0.4
+
+
+def seed_with_replies() -> int:
+    """The first seed of which the opening loses nothing, and no round everything, but some round something."""
+    clients = range(len(PROBLEM.federation))
+    for seed in range(1000):
+        replies = [heard(seed, r, sample_cohort(seed, r, len(clients), 3), LOST) for r in range(ROUNDS)]
+        if len(heard(seed, -1, clients, LOST)) == len(clients) and {1, 2} <= {*map(len, replies)} <= {1, 2, 3}:
+            return seed
+    raise AssertionError("no such seed")
+
+
+@pytest.mark.parametrize("case", LOSSY, ids=named)
+def test_a_round_with_lost_replies_is_the_round_of_those_who_were_heard(case):
+    seed = seed_with_replies()
+    result = run(case, 3, lost_replies=LOST, seed=seed)
+    cohorts = [heard(seed, round, cohort, LOST) for round, cohort in enumerate(result.cohorts)]
+    assert_equal_to(case, result, case.literal(QuadraticOracle(PROBLEM, seed, BATCH), start(), cohorts, STEPS))
+
+
+SUMS = {
+    "c_i": lambda server, c_i: server["c"] - c_i.mean(0),  # SCAFFOLD: c is the mean of all c_i
+    "q_i": lambda server, q_i: server["h"] - q_i.mean(0),  # FedDyn: h is the mean of all q_i
+    "delta_i": lambda server, delta_i: delta_i.sum(0),  # FedGATE: the corrections cancel
+}
+KEEPING = [case for case in LOSSY if case.client]
+
+
+def test_every_algorithm_that_may_lose_replies_and_keeps_state_has_its_sum():
+    stateful = {case.id for case in LOSSY if kedge.cost(algorithm(case)).client.vectors}
+    assert {case.id for case in KEEPING} == stateful
+    assert {name for case in KEEPING for name in case.client} == set(SUMS)
+
+
+@pytest.mark.parametrize("case", KEEPING, ids=named)
+@given(seed=st.integers(0, 10_000), lost=st.floats(0.05, 0.95), cohort=st.integers(1, 7))
+@settings(max_examples=12)
+def test_the_unheard_keep_their_state_to_the_bit_and_the_sums_stay_true(case, seed, lost, cohort):
+    chosen = Settings(cohort=cohort, local_steps=2, batch_size=BATCH, seed=seed, lost_replies=lost)
+    simulation = Simulation(PROBLEM.model, PROBLEM.federation, algorithm(case), chosen, PROBLEM.loss)
+    (name,) = case.client
+    everyone = range(len(PROBLEM.federation))
+
+    def states() -> torch.Tensor:
+        return torch.stack([getattr(simulation.clients[client], name) for client in everyone])
+
+    before = states()
+    for round in range(4):
+        simulation.advance()
+        after = states()
+        moved = {*heard(seed, round, simulation.cohorts[-1], lost)}
+        if round == 0 and algorithm(case).opening():
+            moved |= {*heard(seed, -1, everyone, lost)}
+        changed = {client for client in everyone if not torch.equal(before[client], after[client])}
+        # Who is alone heard does not differ from the mean: FedGATE then corrects nothing.
+        assert changed == moved or (changed < moved and len(moved) == 1)
+        error = SUMS[name](simulation.server._asdict(), after).abs().max()
+        assert float(error) <= 1e-12 * max(1.0, float(after.abs().max()))
+        before = after

@@ -76,17 +76,3 @@ def test_gradients_at_one_point_merge():
 def test_two_memories_are_refused():
     with pytest.raises(ValueError, match="one previous direction"):
         last_direction(POINT) + last_direction(X)
-
-
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
-def test_unequal_steps_stop_each_client_at_its_own(steps, memory):
-    """A cohort of unequal effort equals its clients one by one."""
-    rule = GRAD + 0.3 * DISPLACEMENT + (0.5 * last_direction(POINT) if memory else 0.1 * POINT)
-    start = X.expand(len(steps), 3)
-    many = local_steps(
-        rule, start, 0.05, torch.tensor(steps)[:, None], gradient, Needs(mean_grad=True, last_direction=True)
-    )
-    for row, count in enumerate(steps):
-        one = local_steps(rule, X, 0.05, count, gradient, Needs(mean_grad=True, last_direction=True))
-        for name in ("x", "mean_direction", "last_direction", "mean_grad"):
-            torch.testing.assert_close(getattr(many, name)[row], getattr(one, name), rtol=0, atol=1e-13)

@@ -1,4 +1,4 @@
-"""Algorithms that are one algorithm at some settings, and what holds during every run.
+"""Identities and limits of the library alone; those that the literal loops share are in test_reductions.py.
 
 Everything goes through `kedge.simulate`, on heterogeneous quadratics; minibatches are noisy unless a test says exact.
 Two algorithms see the same minibatches if they draw them in the same exchange of the same round. The local steps of
@@ -20,12 +20,9 @@ from kedge.algorithms.scaffold import Control, Controlled, ControlledMomentum
 from kedge.algorithms.storm import Estimate
 from tests import literal
 from tests.oracles import QuadraticOracle
+from tests.worlds import BATCH, CLIENTS, DIM, ETA, NOISY, ROUNDS, SEED, STEPS, TOLERANCE, gap
 
-CLIENTS, DIM, STEPS, ROUNDS, BATCH, SEED, ETA = 5, 4, 3, 4, 3, 11, 0.07
-NOISY = kedge.quadratics(CLIENTS, DIM, heterogeneity="large", sigma=20.0, samples=12, seed=3)
-ALONE = kedge.quadratics(1, DIM, heterogeneity="large", sigma=20.0, samples=12, seed=3)
 MILD = kedge.quadratics(2, DIM, heterogeneity="mild", seed=5)
-TOLERANCE = 1e-11
 RATE = 0.4  # where limits are reached, soon
 
 PARTICIPATION = pytest.mark.parametrize("cohort", [None, 2], ids=["all", "sampled"])
@@ -39,13 +36,6 @@ def run(algorithm: Any, problem: Any = NOISY, *, rounds: int = ROUNDS, **options
     )
 
 
-def gap(a: Any, b: Any) -> float:
-    """The largest difference relative to the largest entry."""
-    a, b = torch.as_tensor(a), torch.as_tensor(b)
-    assert a.shape == b.shape
-    return float((a - b).abs().max() / max(a.abs().max(), b.abs().max(), 1e-300))
-
-
 def assert_same(one: kedge.Result, other: kedge.Result, *vectors: str, tolerance: float = TOLERANCE) -> None:
     for name in ("x", *vectors):
         assert gap(one.server[name], other.server[name]) <= tolerance, name
@@ -53,11 +43,6 @@ def assert_same(one: kedge.Result, other: kedge.Result, *vectors: str, tolerance
 
 def clients(result: kedge.Result, name: str) -> Tensor:
     return torch.stack([result.client(i)[name] for i in range(len(result.simulation.federation))])
-
-
-def vanishes(vectors: Tensor) -> bool:
-    """Whether the sum over clients is zero, measured by what is summed."""
-    return bool(vectors.abs().max() > 0) and float(vectors.sum(0).abs().max() / vectors.abs().max()) <= TOLERANCE
 
 
 def oracle(problem: Any = NOISY, batch_size: int | None = BATCH) -> QuadraticOracle:
@@ -68,23 +53,9 @@ def start(problem: Any = NOISY) -> np.ndarray:
     return problem.model.x.detach().numpy()
 
 
-def gradient(problem: Any, points: Tensor) -> Tensor:
-    """The mean over clients of the exact gradient of client i at points[i], or at the one point given."""
-    offsets = points.expand(problem.centers.shape) - problem.centers
-    return torch.einsum("nij,nj->i", problem.hessians, offsets) / len(offsets)
-
-
 # --------------------------------------------------------------------------------------------------
 # Reductions to FedAvg and SCAFFOLD
 # --------------------------------------------------------------------------------------------------
-
-
-@PARTICIPATION
-@GAMMA
-def test_without_momentum_fedavg_m_and_fedavg_m_vr_are_fedavg(cohort, gamma):
-    base = run(kedge.FedAvg(ETA, gamma=gamma), cohort=cohort)
-    assert_same(base, run(kedge.FedAvgM(ETA, beta=1, gamma=gamma), cohort=cohort))
-    assert_same(base, run(kedge.FedAvgMVR(ETA, beta=1, gamma=gamma, opening_batches=2), cohort=cohort))
 
 
 @PARTICIPATION
@@ -95,54 +66,6 @@ def test_without_momentum_fedavg_m_and_fedavg_m_vr_are_fedavg(cohort, gamma):
 )
 def test_without_momentum_mimelite_and_mimelite_mvr_with_exact_gradients_are_fedavg(method, cohort):
     assert_same(run(kedge.FedAvg(ETA), cohort=cohort, batch_size=None), run(method, cohort=cohort, batch_size=None))
-
-
-@PARTICIPATION
-@GAMMA
-def test_without_momentum_scaffold_m_and_scaffold_m_vr_are_scaffold(cohort, gamma):
-    base = run(kedge.Scaffold(ETA, gamma=gamma, opening_batches=2), cohort=cohort)
-    for kind in (kedge.ScaffoldM, kedge.ScaffoldMVR):
-        other = run(kind(ETA, beta=1, gamma=gamma, opening_batches=2), cohort=cohort)
-        assert_same(base, other, "c")
-        assert gap(clients(base, "c_i"), clients(other, "c_i")) <= TOLERANCE
-
-
-@PARTICIPATION
-@pytest.mark.parametrize("reference", ["prev", "current"])
-def test_without_momentum_mime_mvr_is_mime(cohort, reference):
-    assert_same(
-        run(kedge.Mime(ETA, beta=1), cohort=cohort),
-        run(kedge.MimeMVR(ETA, beta=1, reference=reference), cohort=cohort),
-        "m",
-    )
-
-
-@PARTICIPATION
-@GAMMA
-def test_fedprox_without_the_proximal_term_is_fedavg(cohort, gamma):
-    assert_same(
-        run(kedge.FedAvg(ETA, gamma=gamma), cohort=cohort), run(kedge.FedProx(ETA, mu=0, gamma=gamma), cohort=cohort)
-    )
-
-
-@PARTICIPATION
-def test_fednova_with_equal_steps_is_fedavg(cohort):
-    assert_same(run(kedge.FedAvg(ETA), cohort=cohort), run(kedge.FedNova(ETA), cohort=cohort))
-
-
-@PARTICIPATION
-def test_slowmo_and_server_momentum_without_momentum_are_fedavg(cohort):
-    base = run(kedge.FedAvg(ETA), cohort=cohort)
-    assert_same(base, run(kedge.SlowMo(ETA, alpha=1, beta=0), cohort=cohort))
-    assert_same(base, run(kedge.ServerMomentum(ETA, server_lr=1, beta1=0), cohort=cohort))
-
-
-@PARTICIPATION
-def test_slowmo_and_server_momentum_are_one_algorithm(cohort):
-    slow = run(kedge.SlowMo(ETA, alpha=0.8, beta=0.6), cohort=cohort)
-    heavy = run(kedge.ServerMomentum(ETA, server_lr=0.8, beta1=0.6), cohort=cohort)
-    assert_same(slow, heavy)
-    assert gap(slow.server["u"], -heavy.server["m"] / ETA) <= TOLERANCE
 
 
 @PARTICIPATION
@@ -180,22 +103,6 @@ def test_fednova_with_unequal_steps_is_not_fedavg():
 # --------------------------------------------------------------------------------------------------
 # Control variables
 # --------------------------------------------------------------------------------------------------
-
-
-@PARTICIPATION
-@GAMMA
-def test_control_variables_may_be_recovered_from_the_displacement(cohort, gamma):
-    """Option II of SCAFFOLD, and option II of SCAFFOLD-M after un-mixing the momentum, are the mean gradient."""
-    result = run(kedge.Scaffold(ETA, gamma=gamma, opening_batches=2), cohort=cohort)
-    option = {"eta": ETA, "gamma": gamma, "B": 2, "option": "II"}
-    trace = literal.scaffold(oracle(), start(), result.cohorts, STEPS, **option)
-    momentum = run(kedge.ScaffoldM(ETA, beta=0.3, gamma=gamma, opening_batches=2), cohort=cohort)
-    unmixed = literal.scaffold_m(oracle(), start(), result.cohorts, STEPS, beta=0.3, **option)
-    for ours, theirs in ((result, trace), (momentum, unmixed)):
-        assert gap(ours.server["x"], theirs.x) <= TOLERANCE
-        assert gap(ours.server["c"], theirs.server["c"]) <= TOLERANCE
-        expected = torch.tensor(np.array([theirs.clients["c_i"][i] for i in range(CLIENTS)]))
-        assert gap(clients(ours, "c_i"), expected) <= TOLERANCE
 
 
 class FrozenScaffold(kedge.Scaffold):
@@ -244,36 +151,6 @@ def test_equal_frozen_control_variables_leave_fedavg_and_fedavg_m(cohort, gamma)
     )
 
 
-@GAMMA
-def test_with_one_client_control_variables_cancel(gamma):
-    rates: dict[str, Any] = {"eta": ETA, "gamma": gamma}
-    assert_same(run(kedge.Scaffold(**rates), ALONE), run(kedge.FedAvg(**rates), ALONE))
-    rates["beta"] = 0.3
-    assert_same(run(kedge.ScaffoldM(**rates), ALONE), run(kedge.FedAvgM(**rates), ALONE), "g")
-    assert_same(run(kedge.ScaffoldMVR(**rates), ALONE), run(kedge.FedAvgMVR(**rates), ALONE), "g")
-
-
-def test_fedavg_with_one_client_is_sgd():
-    x, gradients = start(ALONE), oracle(ALONE)
-    for r in range(ROUNDS):
-        for k in range(STEPS):
-            x = x - ETA * gradients.grad(0, x, r, 0, k)
-    assert gap(run(kedge.FedAvg(ETA), ALONE).server["x"], x) <= TOLERANCE
-
-
-@PARTICIPATION
-@pytest.mark.parametrize("gamma_hat", [None, 0.12])
-def test_hat_rates_give_the_reparametrised_form(cohort, gamma_hat):
-    rates = {"eta_hat": 0.3 * ETA, "beta": 0.3, "gamma_hat": gamma_hat}
-    result = run(kedge.FedAvgM.from_hat(**rates), cohort=cohort)
-    trace = literal.fedavg_m_hat(oracle(), start(), result.cohorts, STEPS, **rates)
-    controlled = run(kedge.ScaffoldM.from_hat(**rates, opening_batches=2), cohort=cohort)
-    hat = literal.scaffold_m_hat(oracle(), start(), result.cohorts, STEPS, **rates, B=2)
-    for ours, theirs in ((result, trace), (controlled, hat)):
-        assert gap(ours.server["x"], theirs.x) <= TOLERANCE
-        assert gap(ours.server["g"], 0.3 * theirs.server["g_hat"]) <= TOLERANCE
-
-
 # --------------------------------------------------------------------------------------------------
 # Gradient tracking and dual variables
 # --------------------------------------------------------------------------------------------------
@@ -289,30 +166,6 @@ def corrections(result: kedge.Result) -> Tensor:
     return clients(result, "z_i") - result.server["x"]
 
 
-def test_scaffold_vrl_sgd_fedgate_and_led_are_one_algorithm_with_all_clients():
-    scaffold = run(kedge.Scaffold(ETA, opening_batches=0))
-    vrl, gate, led = run(kedge.VRLSGD(ETA)), run(kedge.FedGATE(ETA)), run(kedge.LED(ETA))
-    for other in (vrl, gate, led, run(kedge.LED(ETA, b=1 / STEPS))):
-        assert_same(scaffold, other)
-    correction = clients(scaffold, "c_i") - scaffold.server["c"]
-    assert gap(correction, deviations(vrl)) <= TOLERANCE
-    assert gap(correction, clients(gate, "delta_i")) <= TOLERANCE
-    assert gap(correction, -corrections(led) / (ETA * STEPS)) <= TOLERANCE
-
-
-def test_scaffold_with_all_clients_is_fedgate_for_every_server_rate():
-    assert_same(run(kedge.Scaffold(ETA, gamma=0.4, opening_batches=0)), run(kedge.FedGATE(ETA, gamma=0.4)))
-
-
-def test_scaffold_with_opening_gradients_is_vrl_sgd_with_their_deviations():
-    opened = literal.opening(oracle(), start(), 2)
-    mean = literal.mean(list(opened.values()))
-    result = run(kedge.Scaffold(ETA, opening_batches=2))
-    shifted = {i: c_i - mean for i, c_i in opened.items()}
-    trace = literal.vrl_sgd(oracle(), start(), result.cohorts, STEPS, eta=ETA, D_0=shifted)
-    assert gap(result.server["x"], trace.x) <= TOLERANCE
-
-
 @pytest.mark.parametrize(
     ("method", "vectors", "loop", "name"),
     [(kedge.VRLSGD(ETA), deviations, literal.vrl_sgd, "D_i"), (kedge.LED(ETA), corrections, literal.led, "y_i")],
@@ -323,33 +176,6 @@ def test_clients_that_hear_of_an_average_later_correct_themselves_alike(method, 
     trace = loop(oracle(), start(), result.cohorts, STEPS, eta=ETA)
     expected = np.array([trace.clients[name][i] for i in range(CLIENTS)])
     assert gap(vectors(result), expected) <= TOLERANCE
-
-
-@pytest.mark.parametrize("rounds", [1, ROUNDS])
-def test_corrections_of_vrl_sgd_fedgate_and_led_sum_to_zero(rounds):
-    assert vanishes(deviations(run(kedge.VRLSGD(ETA), rounds=rounds)))
-    assert vanishes(clients(run(kedge.FedGATE(ETA), rounds=rounds), "delta_i"))
-    for b in (None, 0.1):
-        assert vanishes(corrections(run(kedge.LED(ETA, b=b), rounds=rounds)))
-
-
-@pytest.mark.parametrize("lost", [0.0, 0.4])
-def test_corrections_of_fedgate_sum_to_zero_with_sampled_clients_and_lost_replies(lost):
-    result = run(kedge.FedGATE(ETA, gamma=0.3), cohort=2, lost_replies=lost)
-    assert vanishes(clients(result, "delta_i"))
-
-
-def test_feddyn_with_all_clients_is_fedpd_that_always_communicates():
-    dyn, pd = run(kedge.FedDyn(ETA, alpha=0.8)), run(kedge.FedPD(ETA, alpha=0.8))
-    assert_same(dyn, pd)
-    assert gap(clients(dyn, "q_i"), -clients(pd, "lambda_i")) <= TOLERANCE
-
-
-@PARTICIPATION
-@pytest.mark.parametrize("lost", [0.0, 0.4])
-def test_the_servers_dual_variable_of_feddyn_is_the_mean_of_the_clients(cohort, lost):
-    result = run(kedge.FedDyn(ETA, alpha=0.8), cohort=cohort, lost_replies=lost)
-    assert gap(result.server["h"], clients(result, "q_i").mean(0)) <= TOLERANCE
 
 
 @PARTICIPATION
@@ -363,7 +189,7 @@ def test_the_servers_dual_variable_of_feddyn_is_weighted_as_the_objective(cohort
 @pytest.mark.parametrize("rounds", range(1, 8))
 def test_anchors_of_fedpd_are_the_average_or_the_clients_own(rounds):
     result = run(kedge.FedPD(ETA, alpha=0.8, skip=0.5), rounds=rounds)
-    told = [communicates(r, 0.5) for r in range(rounds)]
+    told = [communicates(SEED, r, 0.5) for r in range(rounds)]
     hyper = {"eta": ETA, "alpha": 0.8, "communicate": told}
     trace = literal.fedpd(oracle(), start(), result.cohorts, STEPS, **hyper)
     expected = np.array([trace.clients["x_0i"][i] for i in range(CLIENTS)])
@@ -375,7 +201,7 @@ def test_anchors_of_fedpd_are_the_average_or_the_clients_own(rounds):
 def test_fedpd_sends_nothing_in_rounds_that_skip_communication():
     one, skip, size = 8 * DIM * CLIENTS, 0.5, 12
     history = run(kedge.FedPD(ETA, alpha=0.8, skip=skip), rounds=size, eval_every=1).history
-    told = [communicates(r, skip) for r in range(size)]
+    told = [communicates(SEED, r, skip) for r in range(size)]
     assert {True, False} == set(told)
     for r, row in enumerate(history):
         assert row["bytes_up"] == one * sum(told[: r + 1])
@@ -389,9 +215,18 @@ def test_fedpd_that_never_communicates_leaves_the_server_alone():
 
 
 def test_rounds_communicate_as_often_as_asked():
-    assert all(communicates(r, 0.0) for r in range(1000))
-    assert not any(communicates(r, 1.0) for r in range(1000))
-    assert np.mean([communicates(r, 0.3) for r in range(4000)]) == pytest.approx(0.7, abs=0.03)
+    assert all(communicates(SEED, r, 0.0) for r in range(1000))
+    assert not any(communicates(SEED, r, 1.0) for r in range(1000))
+    assert np.mean([communicates(SEED, r, 0.3) for r in range(4000)]) == pytest.approx(0.7, abs=0.03)
+
+
+def test_rounds_without_communication_depend_on_the_seed_of_the_run():
+    def sent(seed: int) -> tuple[float, ...]:
+        """The bytes that have gone up after each of the first rounds."""
+        method = kedge.FedPD(ETA, alpha=0.8, skip=0.5)
+        return tuple(row["bytes_up"] for row in run(method, rounds=12, eval_every=1, local_steps=1, seed=seed).history)
+
+    assert len({sent(seed) for seed in range(4)}) == 4
 
 
 # --------------------------------------------------------------------------------------------------
@@ -405,15 +240,15 @@ class RecurringMBStorm(kedge.MBStorm):
     def opening(self):
         return (MeanGradient("v", self.opening_batches),)
 
-    def exchanges(self, round):
+    def exchanges(self, round, seed):
         return (Estimate(self.beta, then=self.step),)
 
 
 class EarlyMBStorm(kedge.MBStorm):
     """MB-STORM that makes the estimate of round r + 1 already in round r, of that round's minibatches."""
 
-    def exchanges(self, round):
-        return super().exchanges(round + 1)
+    def exchanges(self, round, seed):
+        return super().exchanges(round + 1, seed)
 
 
 @PARTICIPATION
@@ -423,14 +258,6 @@ def test_fedavg_m_vr_with_one_step_is_mb_storm_that_recurs_in_round_0(cohort):
     storm = run(RecurringMBStorm(ETA, beta=0.3, gamma=0.2, opening_batches=2), **options)
     assert_same(vr, storm)
     assert gap(vr.server["g"], storm.server["v"]) <= TOLERANCE
-
-
-def test_fedavg_m_vr_mb_storm_and_stem_with_one_exact_step_are_one_algorithm():
-    """With exact gradients the recursion of round 0 returns g^0, so that it makes no difference."""
-    options: dict[str, Any] = {"local_steps": 1, "batch_size": None}
-    storm = run(kedge.MBStorm(ETA, beta=0.3), **options)
-    assert_same(storm, run(kedge.FedAvgMVR(ETA, beta=0.3), **options))
-    assert_same(storm, run(kedge.Stem(ETA, beta=0.3), **options))
 
 
 @pytest.mark.parametrize("reference", ["local", "average"])
@@ -465,127 +292,9 @@ def test_stem_without_recursion_is_fedavg_one_step_ahead(reference):
     assert gap(stem["x"] - ETA * stem["d"], run(kedge.FedAvg(ETA)).server["x"]) <= TOLERANCE
 
 
-def test_ce_lsgd_without_forgetting_is_bvr_l_sgd_of_one_stage():
-    assert_same(
-        run(kedge.CELSGD(ETA, beta=0, opening_batches=3)),
-        run(kedge.BVRLSGD(ETA, stage_rounds=ROUNDS, opening_batches=3)),
-        "v",
-    )
-
-
-def test_ce_lsgd_without_memory_is_bvr_l_sgd_with_a_stage_each_round():
-    assert_same(
-        run(kedge.CELSGD(ETA, beta=1, opening_batches=STEPS)),
-        run(kedge.BVRLSGD(ETA, stage_rounds=1, opening_batches=STEPS)),
-        "v",
-    )
-
-
-@PARTICIPATION
-@pytest.mark.parametrize("output", ["one", "average"])
-def test_ce_lsgd_with_one_local_step_is_mb_storm(cohort, output):
-    options: dict[str, Any] = {"cohort": cohort, "local_steps": 1}
-    assert_same(
-        run(kedge.CELSGD(ETA, beta=0.3, output=output), **options),
-        run(kedge.MBStorm(1.0, beta=0.3, gamma=ETA), **options),
-        "v",
-    )
-
-
-@PARTICIPATION
-def test_with_one_exact_step_fedavg_m_is_mimelite(cohort):
-    options: dict[str, Any] = {"cohort": cohort, "local_steps": 1, "batch_size": None}
-    momentum, mime = run(kedge.FedAvgM(ETA, beta=0.3), **options), run(kedge.MimeLite(ETA, beta=0.3), **options)
-    assert_same(momentum, mime)
-    assert gap(momentum.server["g"], mime.server["m"]) <= TOLERANCE
-
-
-@PARTICIPATION
-def test_with_one_exact_step_fedavg_m_vr_is_mimelite_mvr(cohort):
-    options: dict[str, Any] = {"cohort": cohort, "local_steps": 1, "batch_size": None}
-    momentum, mime = run(kedge.FedAvgMVR(ETA, beta=0.3), **options), run(kedge.MimeLiteMVR(ETA, beta=0.3), **options)
-    assert_same(momentum, mime)
-    assert gap(momentum.server["g"], mime.server["m"]) <= TOLERANCE
-
-
 # --------------------------------------------------------------------------------------------------
 # Invariants
 # --------------------------------------------------------------------------------------------------
-
-WITH_DIRECTION = [
-    kedge.FedAvgM(ETA, beta=0.3, gamma=0.4),
-    kedge.FedAvgMVR(ETA, beta=0.3, gamma=0.4),
-    kedge.ScaffoldM(ETA, beta=0.3, gamma=0.4),
-    kedge.ScaffoldMVR(ETA, beta=0.3, gamma=0.4),
-    kedge.FedGATE(ETA, gamma=0.4),
-]
-
-
-@PARTICIPATION
-@pytest.mark.parametrize("method", WITH_DIRECTION, ids=lambda method: type(method).__name__)
-def test_the_server_direction_is_the_last_displacement_over_gamma(method, cohort):
-    before, after = (run(method, cohort=cohort, rounds=rounds).server for rounds in (ROUNDS - 1, ROUNDS))
-    assert gap(after["g"], (before["x"] - after["x"]) / 0.4) <= TOLERANCE
-
-
-@PARTICIPATION
-@pytest.mark.parametrize("beta", [0.3, 1.0])
-def test_the_direction_of_fedavg_m_is_a_moving_average_of_local_gradients(cohort, beta):
-    before, after = (run(kedge.FedAvgM(ETA, beta=beta), cohort=cohort, rounds=r) for r in (ROUNDS - 1, ROUNDS))
-    x, g, gradients, path = before.server["x"].numpy(), before.server["g"].numpy(), oracle(), []
-    for i in after.cohorts[-1]:
-        y = x
-        for k in range(STEPS):
-            path.append(gradients.grad(i, y, ROUNDS - 1, 0, k))
-            y = y - ETA * (beta * path[-1] + (1 - beta) * g)
-    assert gap(after.server["g"], beta * literal.mean(path) + (1 - beta) * g) <= TOLERANCE
-
-
-@PARTICIPATION
-@pytest.mark.parametrize("B", [0, 2])
-@pytest.mark.parametrize("kind", [kedge.Scaffold, kedge.ScaffoldM, kedge.ScaffoldMVR])
-def test_control_variables_average_to_the_servers(kind, B, cohort):
-    result = run(kind(ETA, opening_batches=B), cohort=cohort)
-    assert gap(result.server["c"], clients(result, "c_i").mean(0)) <= TOLERANCE
-
-
-@PARTICIPATION
-@GAMMA
-@pytest.mark.parametrize("beta", [1.0, 0.3])
-def test_the_servers_control_variable_follows_from_its_direction_alone(cohort, gamma, beta):
-    method = kedge.ScaffoldM(ETA, beta=beta, gamma=gamma)
-    before, after = (run(method, cohort=cohort, rounds=rounds).server for rounds in (ROUNDS - 1, ROUNDS))
-    share = (cohort or CLIENTS) / CLIENTS
-    fresh = (after["g"] - (1 - beta) * before["g"]) / beta
-    assert gap(after["c"], before["c"] + share * (fresh - before["c"])) <= TOLERANCE
-    if beta == 1:
-        plain = run(kedge.Scaffold(ETA, gamma=gamma), cohort=cohort).server["c"]
-        assert gap(plain, (1 - share) * before["c"] + share * after["g"]) <= TOLERANCE
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
-def test_estimates_with_exact_gradients_and_all_clients_are_the_gradient(beta):
-    for method in (kedge.MBStorm(ETA, beta=beta), kedge.CELSGD(ETA, beta=beta), kedge.BVRLSGD(ETA, stage_rounds=3)):
-        server = run(method, batch_size=None).server
-        assert gap(server["v"], gradient(NOISY, server["x_prev"])) <= TOLERANCE
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5])
-def test_the_error_of_stem_contracts_by_one_minus_beta_at_every_update(beta):
-    """Exact gradients, d^0 = 0: the error of the direction at the clients' own models."""
-    result = run(kedge.Stem(ETA, beta=beta, opening_batches=0), batch_size=None)
-    error = result.server["d"] - gradient(NOISY, clients(result, "x_i"))
-    first = -gradient(NOISY, NOISY.model.x.detach())
-    assert float((error - (1 - beta) ** (ROUNDS * STEPS) * first).norm() / first.norm()) <= TOLERANCE
-
-
-@PARTICIPATION
-def test_adaptive_second_moments_stay_positive_and_adagrads_grows(cohort):
-    for kind in (kedge.FedAdagrad, kedge.FedAdam, kedge.FedYogi):
-        before, after = (run(kind(ETA), cohort=cohort, rounds=r).server["v"] for r in (ROUNDS - 1, ROUNDS))
-        assert (after > 0).all()
-        assert kind is not kedge.FedAdagrad or (after > before).all()
-
 
 # --------------------------------------------------------------------------------------------------
 # Limits

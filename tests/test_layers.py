@@ -8,20 +8,24 @@ import pytest
 import kedge
 
 ROOT = Path(kedge.__file__).parent
-CORE = {"errors", "direction", "exchange", "algorithm", "local_steps", "costs"}
+SMALL = {"errors", "checks", "keyed"}
+CORE = {"direction", "exchange", "algorithm", "local_steps", "costs", "round", "questions"} | SMALL
 ALLOWED = {
     "errors": set(),
+    "checks": {"errors"},
+    "keyed": {"checks", "errors"},
     "files": {"errors"},
     "own_code": {"errors"},
-    "problem": {"errors"},
+    "problem": SMALL,
     "algorithms": CORE | {"own_code"},
-    "simulator": CORE | {"files", "problem"},
-    "runs": CORE | {"files", "own_code", "problem", "simulator", "algorithms"},
+    "client": CORE,
+    "simulator": CORE | {"client", "files", "problem"},
+    "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms"},
     "report": CORE | {"files", "algorithms"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
     "cli": CORE | {"files", "own_code", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
-} | {name: CORE - {name} for name in CORE - {"errors"}}
+} | {name: CORE - {name} for name in CORE - SMALL}
 
 
 def imported(file: Path) -> set[str]:

@@ -15,6 +15,7 @@ def problem(heterogeneity: str):
     return kedge.quadratics(clients=10, dim=20, heterogeneity=heterogeneity, seed=0)
 
 
+@functools.cache
 def limit(algorithm, heterogeneity: str = "large", cohort: int | None = None, rounds: int = ROUNDS) -> torch.Tensor:
     return limits.run(algorithm, problem(heterogeneity), rounds, cohort).x
 

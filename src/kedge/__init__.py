@@ -52,8 +52,12 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for whoever reads types
     from kedge.errors import UsageError
     from kedge.exchange import Effort, Exchange, Local, Nothing, Round
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
+    from kedge.questions import FullGradient
+    from kedge.round import Settings
+    from kedge.runs.live import CallbackError, LiveRun
     from kedge.runs.reader import StoredRun, read_run, read_runs
     from kedge.runs.simulate import DivergedError, Result, simulate
+    from kedge.simulator import Answer, Simulation
 
     __version__: str
 
@@ -65,8 +69,12 @@ _HOMES = (
     "direction",
     "exchange",
     "problem",
+    "questions",
+    "round",
+    "runs.live",
     "runs.reader",
     "runs.simulate",
+    "simulator",
 )
 """Where the public names are. They are imported when they are first asked for: torch takes seconds to load, and the
 command line answers `--help` without it."""
@@ -82,6 +90,8 @@ __all__ = [
     "LED",
     "VRLSGD",
     "Algorithm",
+    "Answer",
+    "CallbackError",
     "ClientIndices",
     "Cost",
     "Direction",
@@ -100,6 +110,8 @@ __all__ = [
     "FedProx",
     "FedYogi",
     "Federation",
+    "FullGradient",
+    "LiveRun",
     "Local",
     "MBStorm",
     "Mime",
@@ -113,6 +125,8 @@ __all__ = [
     "ScaffoldM",
     "ScaffoldMVR",
     "ServerMomentum",
+    "Settings",
+    "Simulation",
     "SingleExchange",
     "SlowMo",
     "Stem",

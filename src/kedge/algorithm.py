@@ -5,15 +5,23 @@ range and meaning with `hyper`.
 """
 
 import dataclasses
+import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Generic, cast
 
 from kedge.direction import Vector
 from kedge.errors import UsageError, shown
 from kedge.exchange import ClientT, DownT, Exchange, Nothing, Round, ServerT, UpT
+
+SYMBOLS = """\
+x^r is the server's model in round r, x_i^{r,k} that of client i after k of its K local steps, each of which subtracts
+η g_i^{r,k}. ∇F(x; ξ) is the gradient of a minibatch, ∇f_i that of all data of the client. mean_i is over the S of N
+clients whose replies the round has heard, mean_k over the K steps. η is `eta`, γ `gamma`, β `beta`, η_s `server_lr`,
+B `opening_batches`; other Greek letters go by their names."""
 
 
 def hyper(
@@ -67,14 +75,17 @@ def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
         raise UsageError(f"{name} of {owner} is {shown(value)}, but must be a finite number")
     if is_whole(field) and not isinstance(value, int):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
-    limits = [
-        (value > rule["above"], f"above {rule['above']:g}"),
-        (value >= rule["at_least"], f"at least {rule['at_least']:g}"),
-        (value <= rule["at_most"], f"at most {rule['at_most']:g}"),
+    if not (value > rule["above"] and rule["at_least"] <= value <= rule["at_most"]):
+        raise UsageError(f"{name} of {owner} is {value:g}, but must be {' and '.join(limits(rule))}")
+
+
+def limits(rule: Mapping[str, Any]) -> list[str]:
+    """The range that `hyper` declared, in words: above 0, at most 1."""
+    return [
+        f"{name.replace('_', ' ')} {rule[name]:g}"
+        for name in ("above", "at_least", "at_most")
+        if math.isfinite(rule[name])
     ]
-    if not all(holds for holds, _ in limits):
-        known = " and ".join(text for _, text in limits if "inf" not in text)
-        raise UsageError(f"{name} of {owner} is {value:g}, but must be {known}")
 
 
 @dataclass(frozen=True)
@@ -92,13 +103,24 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
             if not (value is None and field.default is None):
                 _check(type(self).__name__, field, value)
 
+    @classmethod
+    def explained(cls) -> str:
+        """The docstring, the hyper-parameters as `hyper` declares them, and the symbols of the formulas."""
+        lines = []
+        for field in dataclasses.fields(cls):
+            rule = field.metadata
+            default = "required" if field.default is MISSING else f"{field.default!r} by default"
+            allowed = " or ".join(map(repr, rule["choices"])) or ", ".join(limits(rule))
+            lines.append(f"    {field.name:<15}  {rule['help']} ({'; '.join(filter(None, [allowed, default]))})")
+        return "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Hyper-parameters:", "", *lines, "", SYMBOLS])
+
     @abstractmethod
     def init_server(self, x: Vector) -> ServerT:
         """The server's state at x^0; its field `x` is the model."""
 
     @abstractmethod
-    def exchanges(self, round: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
-        """The exchanges of round r = 0, 1, ..."""
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
+        """The exchanges of round r = 0, 1, ... of the run with this seed; what they draw is keyed by both."""
 
     def init_client(self, x: Vector) -> ClientT:
         """A client's state before it first takes part; none, unless told otherwise."""
@@ -112,7 +134,7 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
 class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, DownT, UpT]):
     """An algorithm whose round is one exchange: itself."""
 
-    def exchanges(self, round: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
         """Return itself, in every round."""
         return (self,)
 

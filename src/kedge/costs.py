@@ -133,8 +133,13 @@ def trace(
     return Trace(cost, up, exchange.fold(server, up, Round(share=1.0, local_steps=base.steps)), new)
 
 
-def cost(algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: int = 16, round: int = 1) -> Cost:
-    """Return what the opening and a round of ``algorithm`` cost for a model of ``parameters`` parameters."""
+def cost(
+    algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: int = 16, round: int = 1, seed: int = 0
+) -> Cost:
+    """Return what the opening and a round of ``algorithm`` cost for a model of ``parameters`` parameters.
+
+    ``seed`` is the run's: it matters to an algorithm that draws what a round consists of.
+    """
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"algorithm is {algorithm!r}, but must be a kedge.Algorithm such as FedAvg(eta=0.1)")
     x = torch.empty(parameters, device="meta")
@@ -151,7 +156,7 @@ def cost(algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: in
         return tuple(costs), server, client
 
     opening, server, client = run(algorithm.opening(), server, client)
-    costs, server, client = run(algorithm.exchanges(round), server, client)
+    costs, server, client = run(algorithm.exchanges(round, seed), server, client)
     return Cost(
         opening=opening,
         round=costs,

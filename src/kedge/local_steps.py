@@ -6,7 +6,6 @@ x_i^{r,k+1} = x_i^{r,k} - eta g_i^{r,k},   k = 0..K-1
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from kedge.direction import Direction, Vector
 from kedge.exchange import Local, Needs
@@ -17,30 +16,22 @@ same dropout mask. ``second``: not at the local model, so nothing but the gradie
 statistics stay). The result may be a buffer that the next call overwrites."""
 
 
-def local_steps(
-    rule: Direction, start: Vector, eta: float, steps: int | Tensor, gradient: Gradient, needs: Needs
-) -> Local:
-    """Run ``steps`` local steps from ``start``.
-
-    ``steps`` is K, or for a cohort of unequal effort an (S, 1) tensor of K_i: a client that has finished stands
-    still while the others go on.
-    """
+def local_steps(rule: Direction, start: Vector, eta: float, steps: int, gradient: Gradient, needs: Needs) -> Local:
+    """Run K = ``steps`` local steps from ``start``, for one client or for a cohort of equal effort."""
     rule = rule.clean()
     x = start.clone()
     direction = torch.zeros_like(x) if rule.first is None else rule.first.expand_as(x).clone()
     previous = [_expanded(a.first, x) if a.point is None else None for a in rule.anchors]
     total = torch.zeros_like(x) if needs.mean_grad else None
-    for k in range(int(torch.as_tensor(steps).max())):
-        going = None if isinstance(steps, int) else (k < steps).to(x.dtype)
-        new = direction if going is None else direction.clone()
+    for k in range(steps):
         if rule.memory:
-            new.mul_(rule.memory)
+            direction.mul_(rule.memory)
         else:
-            new.zero_()
+            direction.zero_()
         if rule.constant is not None:
-            new.add_(rule.constant)
+            direction.add_(rule.constant)
         if rule.displacement:
-            new.add_(x - start, alpha=rule.displacement)
+            direction.add_(x - start, alpha=rule.displacement)
 
         # A previous iterate that is x itself (k = 0) shares its gradient: SARAH starts without an evaluation.
         at_x = rule.grad + sum(
@@ -48,30 +39,26 @@ def local_steps(
         )
         if at_x or total is not None:
             grad = gradient(x, k, False)
-            new.add_(grad, alpha=at_x)
+            direction.add_(grad, alpha=at_x)
             if total is not None:
-                total.add_(grad if going is None else going * grad)
+                total.add_(grad)
         for place, anchor in enumerate(rule.anchors):
             if anchor.point is not None:
-                new.add_(gradient(anchor.point, k, True), alpha=anchor.weight)
+                direction.add_(gradient(anchor.point, k, True), alpha=anchor.weight)
                 continue
             point = previous[place]
             if point is not None:
-                new.add_(gradient(point, k, True), alpha=anchor.weight)
+                direction.add_(gradient(point, k, True), alpha=anchor.weight)
             previous[place] = x.clone() if point is None else point.copy_(x)
 
-        if going is None:
-            x.add_(new, alpha=-eta)
-        else:
-            direction = torch.where(going > 0, new, direction)
-            x.addcmul_(going.expand_as(x), direction, value=-eta)
+        x.add_(direction, alpha=-eta)
     count = torch.as_tensor(steps, dtype=x.dtype, device=x.device)
     return Local(
         start,
         x,
         eta,
         count,
-        only_direction=direction if isinstance(steps, int) and steps == 1 else None,
+        only_direction=direction if steps == 1 else None,
         kept_mean_grad=None if total is None else total / count.clamp(min=1),
         kept_last_direction=direction if needs.last_direction else None,
     )

@@ -198,7 +198,7 @@ def test_a_directory_without_a_sweep_is_not_resumed(capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_that_was_stopped_or_killed_goes_on(tmp_path, number):
     command = ["sweep", *QUICK, "--grid", "algorithm.eta=0.05,0.1,0.2,0.3", "--seeds", "2", "--out", "s"]
-    command += ["--rounds", "200", "--set", "run.checkpoint_every=20", "--jobs"]
+    command += ["--rounds", "60", "--set", "run.checkpoint_every=20", "--jobs"]
     start = [sys.executable, "-c", "from kedge.cli import main; main()", *command, "2"]
     runs = tmp_path / "s" / "runs"
     with subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:

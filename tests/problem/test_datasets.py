@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from kedge.errors import UsageError
-from kedge.problem import DATASETS, load_dataset
+from kedge.problem import DATASETS, MODELS, PARTITIONS, load_dataset
+from kedge.problem.datasets import mnist
 
-from .files import cifar_arrays, cifar_binary, cifar_pickle, idx_bytes, write_mnist
+from .files import cifar100_pickle, cifar_arrays, cifar_binary, cifar_pickle, idx_bytes, write_mnist
 
 FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 
@@ -68,7 +69,7 @@ def test_synthetic_is_decided_by_its_seed():
 
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_idx_data_sets_are_read_from_torchvisions_layout(tmp_path, name, packed):
+def test_idx_data_sets_are_read_from_torchvisions_layout(tmp_path, small_sets, name, packed):
     arrays = write_mnist(tmp_path / FOLDERS[name] / "raw", packed)
     data = load_dataset(name, tmp_path, download=False)
     assert data.train[0].shape == (30, 1, 28, 28)
@@ -81,7 +82,7 @@ def test_idx_data_sets_are_read_from_torchvisions_layout(tmp_path, name, packed)
 
 
 @pytest.mark.parametrize("version", ["bin", "py"])
-def test_cifar_is_read_from_either_version(tmp_path, version):
+def test_cifar_is_read_from_either_version(tmp_path, small_sets, version):
     folder = tmp_path / f"cifar-10-batches-{version}"
     folder.mkdir()
     arrays = cifar_arrays()
@@ -99,7 +100,7 @@ def test_cifar_is_read_from_either_version(tmp_path, version):
     assert np.allclose(pixels.flatten(1), arrays["test_batch"][0], atol=1e-3)
 
 
-def test_the_folder_is_the_argument_or_the_environment_or_the_cache(tmp_path, monkeypatch):
+def test_the_folder_is_the_argument_or_the_environment_or_the_cache(tmp_path, small_sets, monkeypatch):
     write_mnist(tmp_path / "here" / "MNIST" / "raw")
     monkeypatch.setenv("KEDGE_DATA", str(tmp_path / "here"))
     assert len(load_dataset("mnist", download=False).train[1]) == 30
@@ -120,15 +121,18 @@ def test_the_folder_is_the_argument_or_the_environment_or_the_cache(tmp_path, mo
         ("t10k-labels-idx1-ubyte", np.full(10, 11), "has the label 11, but labels are 0 to 9"),
     ],
 )
-def test_idx_files_that_do_not_belong_together_are_refused_by_name(tmp_path, name, array, message):
+def test_idx_files_that_do_not_belong_together_are_refused_by_name(
+    tmp_path, small_sets, make_official, name, array, message
+):
     folder = tmp_path / "MNIST" / "raw"
     write_mnist(folder)
     (folder / name).write_bytes(idx_bytes(array))
+    make_official(mnist.KINDS["mnist"].files, name, idx_bytes(array))
     with pytest.raises(UsageError, match=f"{name}.*{message}"):
         load_dataset("mnist", tmp_path, download=False)
 
 
-def test_a_damaged_packed_file_is_refused_by_name(tmp_path):
+def test_a_damaged_packed_file_is_refused_by_name(tmp_path, small_sets):
     folder = tmp_path / "MNIST" / "raw"
     write_mnist(folder, packed=True)
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"x" * 99)[:-9])
@@ -153,4 +157,61 @@ def test_wrong_requests_are_refused_with_the_rule(name, options, message):
 
 
 def test_the_table_names_every_data_set():
-    assert set(DATASETS) == {"digits", "synthetic", "mnist", "fashion-mnist", "cifar10"}
+    assert set(DATASETS) == {
+        "digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "cifar100", "quadratics"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+def test_the_facts_of_a_data_set_are_those_of_its_samples(name):
+    entry, data = DATASETS[name], load_dataset(name)
+    assert entry.shape == data.train[0].shape[1:]
+    assert entry.classes == data.classes
+    assert entry.train in (None, len(data.train[1]))
+    assert entry.test in (None, len(data.test[1]))
+    assert (entry.partition == "by-user") == (data.users is not None)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_usual_model_and_partition_of_a_data_set_exist(name):
+    assert DATASETS[name].model in MODELS
+    assert DATASETS[name].partition in PARTITIONS
+    assert (DATASETS[name].load is None) != (DATASETS[name].make is None)
+
+
+def test_quadratics_is_no_set_of_samples():
+    with pytest.raises(
+        UsageError, match=r"quadratics brings its own clients, model and loss: use kedge.quadratics\(\)"
+    ):
+        load_dataset("quadratics")
+
+
+def test_the_labels_of_cifar100_are_the_fine_ones(tmp_path, small_sets):
+    (tmp_path / "cifar-100-python").mkdir()
+    arrays = cifar_arrays(["train", "test"], classes=100)
+    for name, batch in arrays.items():
+        (tmp_path / "cifar-100-python" / name).write_bytes(cifar100_pickle(*batch))
+    data = load_dataset("cifar100", tmp_path, download=False)
+    assert data.classes == 100
+    assert data.train[0].shape == data.test[0].shape == (4, 3, 32, 32)
+    assert np.array_equal(data.train[1], arrays["train"][1])
+    assert np.array_equal(data.test[1], arrays["test"][1])
+    mean, deviation = torch.tensor([0.5071, 0.4865, 0.4409]), torch.tensor([0.2673, 0.2564, 0.2762])
+    pixels = (data.test[0] * deviation.view(3, 1, 1) + mean.view(3, 1, 1)) * 255
+    assert np.allclose(pixels.flatten(1), arrays["test"][0], atol=1e-3)
+
+
+def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("KEDGE_DATA", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    with pytest.raises(
+        UsageError, match="there is no home directory to look for data in; set --data-dir or KEDGE_DATA"
+    ):
+        load_dataset("mnist", download=False)
+
+
+@pytest.mark.parametrize("users", [10**9, 10**12])
+def test_more_users_than_fit_into_memory_are_refused_at_once(users):
+    with pytest.raises(UsageError, match=r"synthetic of .* users needs .* of memory, but this machine has"):
+        load_dataset("synthetic", users=users)

@@ -8,7 +8,7 @@ from kedge.problem import load_dataset, load_federation
 from .files import write_mnist
 
 
-def test_a_named_data_set_is_divided_between_the_clients(tmp_path):
+def test_a_named_data_set_is_divided_between_the_clients(tmp_path, small_sets):
     write_mnist(tmp_path / "MNIST" / "raw")
     federation = load_federation("mnist", clients=7, partition="dirichlet", alpha=0.2, seed=0, data_dir=tmp_path)
     assert len(federation) == 7
@@ -44,6 +44,8 @@ def test_seed_decides_the_division():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("mnist", {"clients": 10**12}, "clients is 1000000000000, but the data set has only 60000 samples"),
+        ("quadratics", {}, "quadratics brings its own clients"),
         ("digits", {"clients": 2000}, "clients is 2000, but the data set has only 1442 samples"),
         ("digits", {"partition": "by-user"}, "the data set has no users"),
         ("digits", {"partition": "iidd"}, "partition 'iidd' does not exist; did you mean 'iid'"),

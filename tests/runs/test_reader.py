@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import kedge
 from kedge.cli.main import execute
+from kedge.runs.live import StopWhen, Watch
 from tests.runs.test_resume import after, play
 
 QUICK = ["--dataset", "quadratics", "--clients", "4", "--cohort", "2", "--local-steps", "1", "--batch-size", "full"]
@@ -30,7 +31,7 @@ def runs(tmp_path_factory):
         options = [*QUICK, "--rounds", "3", "--eta", "0.01", "--seed", str(seed), "--out", str(path / f"seed{seed}")]
         assert execute(["run", *options]) == 0
     play(path / "python", rounds=3)
-    play(path / "more" / "stopped", stop=after(2))
+    play(path / "more" / "stopped", callbacks=[StopWhen(after(2))])
     assert execute(["run", *QUICK, "--eta", "1e30", "--out", str(path / "more" / "wild")]) == 1
     return path
 
@@ -72,7 +73,7 @@ def test_a_run_that_is_going_can_be_read(tmp_path):
         run = kedge.read_run(tmp_path / "run")
         seen.append((len(run.rows), run.finished, run.problems))
 
-    play(tmp_path / "run", rounds=3, watch=watch)
+    play(tmp_path / "run", rounds=3, callbacks=[Watch(watch)])
     assert seen == [(1, False, ()), (2, False, ()), (3, False, ())]
 
 

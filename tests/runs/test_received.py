@@ -20,6 +20,7 @@ import kedge
 from kedge.cli.main import execute
 from kedge.errors import RunWarning
 from kedge.files import locked
+from kedge.runs.live import StopWhen
 from tests.faults import Left
 from tests.runs.test_resume import after, play
 
@@ -261,7 +262,7 @@ def forge(path, **changes):
 def stopped(tmp_path_factory):
     path = tmp_path_factory.mktemp("stopped")
     play(path / "whole")
-    play(path / "run", stop=after(4))
+    play(path / "run", callbacks=[StopWhen(after(4))])
     return path
 
 
@@ -405,3 +406,20 @@ def test_runs_of_an_older_version_say_less_and_go_on(tmp_path, capsys):
     (tmp_path / "c" / "runs" / "fedavg-0" / "fingerprint.json").unlink()
     assert compare("c") == 0
     assert "1 finished runs have no fingerprint.json" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no terminals of this kind")
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 2)])
+def test_on_a_terminal_the_user_is_asked(tmp_path, answer, code):
+    (tmp_path / "mine.py").write_text(MINE)
+    assert run("d", "--algorithm", "mine.py:Mine") == 0
+    (tmp_path / "executed").unlink()
+    ours, theirs = os.openpty()
+    with subprocess.Popen([sys.executable, "-m", "kedge", "resume", "d"], stdin=theirs, stderr=theirs) as process:
+        os.write(ours, answer)
+        assert process.wait(120) == code
+    asked = os.read(ours, 10_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert "a file that will run as you. Run it? [y/N]" in " ".join(asked.split())
+    assert (tmp_path / "executed").exists() == (code == 0)

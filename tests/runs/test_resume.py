@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 import kedge
 from kedge.errors import RunWarning
 from kedge.files import WriteError, locked
+from kedge.runs.live import StopWhen, Watch
 from kedge.runs.schedule import SHARE, Interval, Schedule
 from tests.faults import Left
 
@@ -39,7 +40,7 @@ def after(rounds):
     return lambda: next(left) == 0
 
 
-class KilledError(Exception):
+class KilledError(BaseException):
     pass
 
 
@@ -55,10 +56,10 @@ def killed_after(rounds):
 def test_every_algorithm_goes_on_to_the_bit(name, tmp_path):
     method = kedge.ALGORITHMS[name](eta=0.02)
     whole = play(tmp_path / "whole", method)
-    stopped = play(tmp_path / "parts", method, stop=after(3))
+    stopped = play(tmp_path / "parts", method, callbacks=[StopWhen(after(3))])
     assert stopped.simulation.round == 3
     with pytest.raises(KilledError):
-        play(tmp_path / "parts", method, resume=True, watch=killed_after(5))
+        play(tmp_path / "parts", method, resume=True, callbacks=[Watch(killed_after(5))])
     resumed = play(tmp_path / "parts", method, resume=True)
     assert Left.by(tmp_path / "parts") == Left.by(tmp_path / "whole")
     assert resumed.cohorts == whole.cohorts
@@ -82,8 +83,8 @@ def test_buffers_and_dropout_go_on_to_the_bit(tmp_path):
         kedge.simulate(model, federation, kedge.ScaffoldM(eta=0.1), out=tmp_path / out, **options, **more)
 
     run("whole")
-    run("parts", stop=after(2))
-    run("parts", stop=after(3), resume=True)
+    run("parts", callbacks=[StopWhen(after(2))])
+    run("parts", callbacks=[StopWhen(after(3))], resume=True)
     run("parts", resume=True)
     assert Left.by(tmp_path / "parts") == Left.by(tmp_path / "whole")
 
@@ -91,7 +92,7 @@ def test_buffers_and_dropout_go_on_to_the_bit(tmp_path):
 def test_a_run_killed_before_its_first_checkpoint_starts_again_and_writes_no_row_twice(tmp_path):
     play(tmp_path / "whole")
     with pytest.raises(KilledError):
-        play(tmp_path / "parts", checkpoint_every=0, watch=killed_after(5))
+        play(tmp_path / "parts", checkpoint_every=0, callbacks=[Watch(killed_after(5))])
     assert not (tmp_path / "parts" / "checkpoint").exists()
     before = (tmp_path / "parts" / "metrics.jsonl").read_bytes()
     play(tmp_path / "parts", resume=True)
@@ -103,7 +104,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_and_writes_no_row
 def whole_and_stopped(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs")
     play(path / "whole")
-    play(path / "stopped", stop=after(5))
+    play(path / "stopped", callbacks=[StopWhen(after(5))])
     return Left.by(path / "whole"), path / "stopped"
 
 
@@ -122,7 +123,7 @@ def test_metrics_torn_anywhere_are_made_whole_again(whole_and_stopped, share, ta
 
 
 def test_seconds_go_on(tmp_path):
-    play(tmp_path / "run", stop=after(3))
+    play(tmp_path / "run", callbacks=[StopWhen(after(3))])
     file = tmp_path / "run" / "metrics.jsonl"
     rows = [json.loads(line) | {"seconds": 1000.0 + n} for n, line in enumerate(file.read_text().splitlines())]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -146,7 +147,7 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
 
 
 def test_another_interval_of_evaluation_keeps_the_rows_in_order(tmp_path):
-    play(tmp_path / "run", rounds=5, eval_every=3, checkpoint_every=2, stop=after(4))
+    play(tmp_path / "run", rounds=5, eval_every=3, checkpoint_every=2, callbacks=[StopWhen(after(4))])
     assert [row["round"] for row in play(tmp_path / "run", rounds=4, eval_every=3, resume=True).history] == [3, 4]
     (tmp_path / "run" / "checkpoint" / "round-00000004.json").unlink()
     longer = play(tmp_path / "run", rounds=8, eval_every=3, resume=True)
@@ -169,13 +170,13 @@ def test_resume_starts_where_there_is_nothing(tmp_path):
     ],
 )
 def test_another_configuration_is_refused(tmp_path, options, message):
-    play(tmp_path, stop=after(3))
+    play(tmp_path, callbacks=[StopWhen(after(3))])
     with pytest.raises(kedge.UsageError, match=message):
         play(tmp_path, resume=True, **options)
 
 
 def test_other_data_or_initial_parameters_are_refused(tmp_path):
-    play(tmp_path, stop=after(3))
+    play(tmp_path, callbacks=[StopWhen(after(3))])
     other = kedge.quadratics(clients=6, dim=5, seed=4, sigma=0.5)
     arguments = {"rounds": 7, "cohort": 3, "local_steps": 2, "batch_size": 2, "loss": PROBLEM.loss}
     for model, federation in ((other.model, PROBLEM.federation), (PROBLEM.model, other.federation)):
@@ -199,20 +200,20 @@ def test_another_loss_is_refused(tmp_path, one, other):
     arguments = (nn.Linear(3, 2), federation, kedge.FedAvg(eta=0.1))
     options = {"cohort": None, "batch_size": 2, "out": tmp_path, "eval_every": 9}
     kedge.simulate(*arguments, rounds=2, loss=one, **options)
-    with pytest.raises(kedge.UsageError, match="is of another configuration: loss(| code) is"):
+    with pytest.raises(kedge.UsageError, match=r"is of another configuration: loss(| code) is"):
         kedge.simulate(*arguments, rounds=3, loss=other, resume=True, **options)
     kedge.simulate(*arguments, rounds=3, loss=one, resume=True, **options)
 
 
 def test_workers_may_change(tmp_path):
-    play(tmp_path / "parts", stop=after(3), threads=1)
+    play(tmp_path / "parts", callbacks=[StopWhen(after(3))], threads=1)
     play(tmp_path / "parts", resume=True, threads=3)
     play(tmp_path / "whole")
     assert Left.by(tmp_path / "parts") == Left.by(tmp_path / "whole")
 
 
 def test_another_engine_or_torch_is_a_warning(tmp_path, monkeypatch):
-    play(tmp_path, stop=after(3))
+    play(tmp_path, callbacks=[StopWhen(after(3))])
     monkeypatch.setattr("kedge.runs.recording.environment", lambda: {"torch": "9"})
     with pytest.warns(RunWarning, match="round 3 was computed with torch .*, but this is torch 9: the last bits"):
         play(tmp_path, resume=True)
@@ -220,7 +221,7 @@ def test_another_engine_or_torch_is_a_warning(tmp_path, monkeypatch):
 
 def test_a_row_that_comes_out_differently_is_a_warning(tmp_path):
     with pytest.raises(KilledError):
-        play(tmp_path, watch=killed_after(3))
+        play(tmp_path, callbacks=[Watch(killed_after(3))])
     file = tmp_path / "metrics.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     rows[2]["test_loss"] += 1
@@ -231,7 +232,7 @@ def test_a_row_that_comes_out_differently_is_a_warning(tmp_path):
 
 
 def test_a_directory_is_not_taken_twice(tmp_path):
-    play(tmp_path / "run", stop=after(3))
+    play(tmp_path / "run", callbacks=[StopWhen(after(3))])
     with pytest.raises(kedge.UsageError, match=r"an unfinished run; simulate\(..., resume=True\) goes on with it"):
         play(tmp_path / "run")
     with locked(tmp_path / "run"), pytest.raises(kedge.UsageError, match="is in use: another process"):

@@ -8,13 +8,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kedge
 from kedge.errors import RunWarning
+from kedge.simulator import Settings, Simulation
 from kedge.simulator.checkpoint import FORMAT, Checkpoints
-from kedge.simulator.simulation import PORTION, Settings, Simulation
+from kedge.simulator.store import PORTION
 
 NOTES = {"seconds": 1.5, "records": 0, "fingerprint": {"seed": 1}, "written_with": {"torch": "2"}}
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -80,6 +81,7 @@ def check(loaded, past):
 CHANGES = st.lists(st.sets(st.integers(0, 9)), min_size=1, max_size=8)
 
 
+@settings(max_examples=40)  # each writes to the disk, and waits for it
 @given(CHANGES, st.sampled_from(DTYPES))
 def test_what_was_saved_comes_back_to_the_bit(changes, dtype):
     with TemporaryDirectory() as name:
@@ -89,6 +91,7 @@ def test_what_was_saved_comes_back_to_the_bit(changes, dtype):
         check(loaded, past)
 
 
+@settings(max_examples=40)  # each writes to the disk, and waits for it
 @given(CHANGES)
 def test_the_last_two_are_kept_and_few_rows_twice(changes):
     with TemporaryDirectory() as name:
@@ -101,6 +104,7 @@ def test_the_last_two_are_kept_and_few_rows_twice(changes):
         assert rows <= 2 * len(set().union(*changes)) + len(changes[-1])
 
 
+@settings(max_examples=40)  # each writes to the disk, and waits for it
 @given(CHANGES.filter(lambda changes: len(changes) > 1), st.data())
 def test_a_damaged_file_is_noticed_and_the_checkpoint_before_taken(changes, data):
     with TemporaryDirectory() as name:
@@ -180,7 +184,7 @@ def test_only_rows_that_changed_are_returned_and_in_portions(monkeypatch):
     made = kedge.quadratics(clients=6, dim=4)
     run = Simulation(made.model, made.federation, kedge.ScaffoldM(eta=0.1), Settings(cohort=2, batch_size=1), made.loss)
     assert PORTION > 1 << 20
-    monkeypatch.setattr("kedge.simulator.simulation.PORTION", 2 * 4 * 8)
+    monkeypatch.setattr("kedge.simulator.store.PORTION", 2 * 4 * 8)
     run.advance()
     assert [some["clients"].tolist() for some in run.client_rows(changed=True)] == [[0, 1], [2, 3], [4, 5]]
     run.settle()

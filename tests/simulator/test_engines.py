@@ -9,7 +9,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import kedge
 from kedge.problem import Federation
-from kedge.simulator.engines import make_engines
+from kedge.runs.live import Watch
+from kedge.simulator.engines import ENGINES, TABLE, make_engines
 from kedge.simulator.engines.layers import plan
 from kedge.simulator.engines.mlp import GROUP
 from tests.simulator.test_simulation import small
@@ -173,3 +174,139 @@ def test_clients_of_a_small_model_are_grouped():
     (engine,) = make_engines("fused-mlp", 1, module, federation, cross_entropy, 0.0, torch.device("cpu"))
     assert engine.group(4) == GROUP
     assert engine.group(None) == 1
+
+
+def normalised(*, affine: bool = True) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, affine=affine), nn.Tanh(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_another_dtype_than_the_model_are_averaged(dtype):
+    module = normalised(affine=False).to(dtype)
+    module[1].float()
+    final = play(kedge.FedAvg(eta=0.01), module=module).model[1]
+    exact = play(kedge.FedAvg(eta=0.01), module=normalised(affine=False)).model[1]
+    assert final.running_mean.dtype == torch.float32
+    torch.testing.assert_close(final.running_mean, exact.running_mean, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(final.running_var, exact.running_var, rtol=0.05, atol=0.05)
+    assert exact.running_mean.abs().min() > 0
+
+
+def test_parameters_of_several_dtypes_are_refused_by_name():
+    mixed = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3).double())
+    message = r"the parameter 1\.weight of the model is of torch\.float64, but 0\.weight is of torch\.float32"
+    with pytest.raises(kedge.UsageError, match=message):
+        play(kedge.FedAvg(eta=0.1), module=mixed)
+    with pytest.raises(
+        kedge.UsageError, match=r"the parameter weight of the model is of torch\.complex64, but must be"
+    ):
+        play(kedge.FedAvg(eta=0.1), module=nn.Linear(4, 3, dtype=torch.complex64))
+
+
+def test_statistics_of_several_dtypes_are_refused_by_name():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+        def forward(self, x):
+            self.seen += len(x)
+            return super().forward(x)
+
+    message = r"the buffer seen of the model is of torch\.float64 and changes in training, but .* are of torch\.float32"
+    with pytest.raises(kedge.UsageError, match=message):
+        play(kedge.FedAvg(eta=0.1), module=Counting())
+
+
+def test_statistics_frozen_by_eval_stay_as_they_are_and_are_used():
+    module = normalised()
+    module[1].running_mean.fill_(0.3)
+    module[1].eval()
+    result = play(kedge.FedAvg(eta=0.05), module=module, batch_size=1)  # one sample has no statistics of its own
+    assert torch.equal(result.model[1].running_mean, torch.full((6,), 0.3))
+    assert not torch.equal(result.model[1].weight, module[1].weight)
+    assert module[0].training
+
+
+def test_a_module_that_freezes_itself_when_it_is_trained_stays_frozen():
+    class Own(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    module = Own(*normalised())
+    assert module[1].training
+    assert torch.equal(play(kedge.FedAvg(eta=0.05), module=module).model[1].running_mean, torch.zeros(6))
+
+
+def test_a_model_that_is_wholly_in_evaluation_mode_is_trained_as_a_whole():
+    one, other = (play(kedge.FedAvg(eta=0.05), module=module) for module in (normalised(), normalised().eval()))
+    assert torch.equal(one.server["x"], other.server["x"])
+    assert torch.equal(one.model[1].running_mean, other.model[1].running_mean)
+
+
+def test_a_frozen_dropout_drops_nothing_on_any_engine():
+    module = network(dropout=0.4)
+    module[3].eval()
+    plain, auto = play(kedge.FedAvg(eta=0.05), "module", network()), play(kedge.FedAvg(eta=0.05), "auto", module)
+    assert gap(plain, auto) < 1e-12
+    with pytest.raises(kedge.UsageError, match="engine is fused-mlp, but it runs only"):
+        play(kedge.FedAvg(eta=0.05), "fused-mlp", module)
+
+
+def test_a_sum_that_overflows_in_half_precision_is_no_divergence():
+    module = nn.Linear(4, 30, bias=False).half()
+    nn.init.constant_(module.weight, 1000.0)  # the sum is 120,000, beyond float16
+    result = play(kedge.FedAvg(eta=0.01), module=module)
+    assert result.server["x"].isfinite().all()
+    assert not result.server["x"].sum().isfinite()
+
+
+def test_a_parameter_that_is_not_finite_is_a_divergence():
+    with pytest.raises(kedge.DivergedError):
+        play(kedge.FedAvg(eta=1e30), "module", network().float())
+
+
+def test_sparse_gradients_are_those_of_a_dense_embedding():
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randint(0, 9, (6, 2), generator=generator), torch.randint(0, 3, (6,), generator=generator))
+        for _ in range(4)
+    ]
+    runs = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Embedding(9, 4, sparse=sparse), nn.Flatten(), nn.Linear(8, 3))
+        runs.append(play(kedge.ScaffoldM(eta=0.05), module=module, federation=Federation(data)))
+    assert all(torch.equal(runs[0].server[name], runs[1].server[name]) for name in runs[0].server)
+
+
+def test_a_client_of_one_sample_under_batch_norm_is_named_before_the_run_starts(tmp_path):
+    sizes = [6, 5, 1, 6]
+    data = [(torch.randn(size, 4), torch.zeros(size, dtype=torch.int64)) for size in sizes]
+    options = {"federation": Federation(data), "module": normalised()}
+    seen = []
+    message = "client 2 has 1 sample, but BatchNorm needs more than one value per channel to train"
+    with pytest.raises(kedge.UsageError, match=message):
+        play(kedge.FedAvg(eta=0.1), batch_size=None, callbacks=[Watch(lambda *row: seen.append(row))], **options)
+    with pytest.raises(kedge.UsageError, match="batch_size is 1, but BatchNorm needs more than one value per channel"):
+        play(kedge.FedAvg(eta=0.1), batch_size=1, **options)
+    assert seen == []
+
+
+def test_one_image_has_values_enough_for_batch_norm():
+    data = [(torch.randn(size, 1, 4, 4), torch.zeros(size, dtype=torch.int64)) for size in (3, 1, 2)]
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    result = play(kedge.FedAvg(eta=0.1), module=module, federation=Federation(data), batch_size=None)
+    assert result.server["x"].isfinite().all()
+
+
+def test_the_table_of_engines_says_what_each_runs():
+    assert ENGINES == ("auto", "fused-mlp", "fused-cnn", "module")
+    for kind in TABLE[:-1]:
+        with pytest.raises(kedge.UsageError, match=f"engine is {kind.name}, but it runs only {kind.runs}"):
+            play(kedge.FedAvg(eta=0.1), kind.name, nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3)))
+    assert play(kedge.FedAvg(eta=0.1), TABLE[-1].name).simulation.computes_with()["engine"] == "module"
+    assert play(kedge.FedAvg(eta=0.1), "auto").simulation.computes_with()["engine"] == TABLE[0].name

@@ -46,6 +46,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
 
 ALIASES = {"fedcm": "fedavg-m"}
 
+for _kind in ALGORITHMS.values():  # `help` shows docstrings alone, and what `hyper` says belongs to them
+    _kind.__doc__ = _kind.explained()
+
 
 def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
     """Return the class of an algorithm by its id, an alias, or a place: ``my_file.py:MyAlgorithm``.

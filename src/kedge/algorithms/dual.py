@@ -7,12 +7,11 @@ anchor, and alpha is 1/η of that paper.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kedge.algorithm import Algorithm, SingleExchange, hyper
 from kedge.algorithms.messages import Displacement, Model
 from kedge.direction import DISPLACEMENT, GRAD, Direction, Vector
 from kedge.exchange import Exchange, Local, Nothing, Round
+from kedge.keyed import SKIP, keyed
 
 
 def hyper_alpha() -> Any:
@@ -35,7 +34,22 @@ class RunningGradient(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDyn(SingleExchange[Dynamic, RunningGradient, Model, Displacement]):
-    """Dynamic regularisation: K steps on f_i(y) - <q_i, y> + alpha/2 |y - x^r|²."""
+    """FedDyn: dynamic regularisation, K steps on f_i(y) - <q_i, y> + α/2 |y - x^r|² (Acar et al. 2021).
+
+    Use it where clients differ and few take part, with one vector each way; a small α with few clients can be unstable.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - q_i^r + α (x_i^{r,k} - x^r)
+        client           q_i^{r+1} = q_i^r + α (x^r - x_i^{r,K})
+        server           h^{r+1} = h^r + α (S/N) mean_i (x^r - x_i^{r,K})
+                         x^{r+1} = mean_i x_i^{r,K} - h^{r+1}/α
+        start            q_i^0 = 0, h^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedDyn(eta=0.1, alpha=0.1), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'h']
+    """
 
     alpha: float = hyper_alpha()
 
@@ -67,14 +81,31 @@ class PrimalDual(NamedTuple):
     lambda_i: Vector
 
 
-def communicates(round: int, skip: float) -> bool:
-    """Draw, by the number of the round alone, whether it ends with an average: the probability is 1 - ``skip``."""
-    return bool(np.random.Generator(np.random.Philox(key=round)).random() >= skip)
+def communicates(seed: int, round: int, skip: float) -> bool:
+    """Draw, by the run's seed and the round, whether the round ends with an average: with probability 1 - ``skip``."""
+    return bool(keyed(seed, SKIP, round).random() >= skip)
 
 
 @dataclass(frozen=True)
 class FedPD(Algorithm[Model, PrimalDual]):
-    """Primal-dual steps of all clients, who may skip the average of their anchors."""
+    """FedPD: primal-dual steps of all clients, who may skip the average of their anchors (Zhang et al. 2021).
+
+    Use it where all clients are always there; skip rounds only if the clients are alike.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) + λ_i^r + α (x_i^{r,k} - x_{0,i}^r),
+                         started at the anchor x_{0,i}^r
+        client           λ_i^{r+1} = λ_i^r + α (x_i^{r,K} - x_{0,i}^r)
+                         x_{0,i}^+ = x_i^{r,K} + λ_i^{r+1}/α
+        server           with probability 1 - p all anchors become x^{r+1} = mean_i x_{0,i}^+,
+                         else each client keeps its own; p is ``skip``
+        start            x_{0,i}^0 = x^0, λ_i^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedPD(eta=0.1, alpha=0.5, skip=0.2), rounds=2, cohort=None)
+    >>> list(result.server)
+    ['x']
+    """
 
     full_participation = True
 
@@ -87,9 +118,9 @@ class FedPD(Algorithm[Model, PrimalDual]):
     def init_client(self, x: Vector) -> PrimalDual:
         return PrimalDual(x, x_0i=x, lambda_i=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Model, PrimalDual, Any, Any], ...]:
-        hears = round == 0 or communicates(round - 1, self.skip)
-        return (PrimalDualSteps(self.alpha, hears, tells=communicates(round, self.skip)),)
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Model, PrimalDual, Any, Any], ...]:
+        hears = round == 0 or communicates(seed, round - 1, self.skip)
+        return (PrimalDualSteps(self.alpha, hears, tells=communicates(seed, round, self.skip)),)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,20 @@ from kedge.exchange import Exchange, Local, Nothing, Round
 
 @dataclass(frozen=True)
 class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
-    """Local SGD, then the mean of the local models."""
+    """Local SGD, then the mean of the local models (McMahan et al. 2017).
+
+    The baseline: the least to send and to keep, with a limit that is biased where clients differ.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ)
+        server           g^{r+1} = mean_i (x^r - x_i^{r,K}) / (ηK)
+                         x^{r+1} = x^r - γ g^{r+1}
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedAvg(eta=0.1), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x']
+    """
 
     gamma: float | None = hyper_gamma()
 
@@ -45,10 +58,22 @@ class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
 
 @dataclass(frozen=True)
 class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
-    """FedAvg with momentum in the local steps (Algorithm 1), also known as FedCM.
+    """FedAvg with momentum in the local steps, also known as FedCM (Cheng et al. 2024, Algorithm 1).
 
+    Use it where clients differ and many take part: drift shrinks by the factor β, for one more vector down.
     Not the *FedAvgM* of Hsu et al. 2019, Reddi et al. 2021 and Flower, whose momentum acts on the server alone:
     that one is `ServerMomentum`.
+
+        local direction  g_i^{r,k} = β ∇F(x_i^{r,k}; ξ) + (1-β) g^r
+        server           g^{r+1} = mean_i (x^r - x_i^{r,K}) / (ηK)
+                         x^{r+1} = x^r - γ g^{r+1}
+        start            g^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedAvgM(eta=0.5, beta=0.2), rounds=2)
+    >>> list(result.server)
+    ['x', 'g']
     """
 
     beta: float = hyper_beta()
@@ -86,7 +111,21 @@ class Recursive(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvgMVR(SingleExchange[Recursive, Nothing, Recursive, MeanDirection]):
-    """FedAvg with momentum and variance reduction (Algorithm 3): two gradients of every minibatch."""
+    """FedAvg with momentum and variance reduction (Cheng et al. 2024, Algorithm 3).
+
+    Use it where minibatch noise dominates and clients are not too different; it takes two gradients of every minibatch.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) + (1-β) (g^r - ∇F(x^{r-1}; ξ))
+        server           g^{r+1} = mean_i (x^r - x_i^{r,K}) / (ηK)
+                         x^{r+1} = x^r - γ g^{r+1}
+        start            x^{-1} = x^0; g^0 is the mean of B minibatch gradients at x^0 on every client
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedAvgMVR(eta=0.1, beta=0.2), rounds=2)
+    >>> list(result.server)
+    ['x', 'g', 'lag']
+    """
 
     beta: float = hyper_beta()
     gamma: float | None = hyper_gamma()

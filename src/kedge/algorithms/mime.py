@@ -32,14 +32,28 @@ class ModelAndMomentum(NamedTuple):
 
 @dataclass(frozen=True)
 class MimeLite(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, ModelAndMomentum, Displacement]):
-    """Momentum of full-batch gradients, m^{r+1} = β mean_i ∇f_i(x^r) + (1-β) m^r, in the local steps."""
+    """MimeLite: a momentum of full-batch gradients in the local steps (Karimireddy et al. 2020).
+
+    Use it where clients differ, keep no state, and can afford a full pass over their data in every round.
+
+        local direction  g_i^{r,k} = β ∇F(x_i^{r,k}; ξ) + (1-β) m^r
+        server           m^{r+1} = β mean_i ∇f_i(x^r) + (1-β) m^r
+                         x^{r+1} = mean_i x_i^{r,K}
+        start            m^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.MimeLite(eta=0.5, beta=0.2), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'm', 'grad']
+    """
 
     beta: float = hyper_beta()
 
     def init_server(self, x: Vector) -> Statistic:
         return Statistic(x, m=0 * x, grad=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
         return (MeanGradient("grad", None, "sampled"), self)
 
     def broadcast(self, server: Statistic) -> ModelAndMomentum:
@@ -58,14 +72,28 @@ class MimeLite(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Model
 
 @dataclass(frozen=True)
 class Mime(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Statistic, Displacement]):
-    """MimeLite with corrected gradients: two of every minibatch."""
+    """Mime: MimeLite with gradients corrected as in SVRG (Karimireddy et al. 2020).
+
+    Use it where drift must vanish, all clients take part and keep no state; it takes two gradients of every minibatch.
+
+        local direction  g_i^{r,k} = β (∇F(x_i^{r,k}; ξ) - ∇F(x^r; ξ) + mean_i ∇f_i(x^r)) + (1-β) m^r
+        server           m^{r+1} = β mean_i ∇f_i(x^r) + (1-β) m^r
+                         x^{r+1} = mean_i x_i^{r,K}
+        start            m^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.Mime(eta=0.5, beta=0.2), rounds=2)
+    >>> list(result.server)
+    ['x', 'm', 'grad']
+    """
 
     beta: float = hyper_beta()
 
     def init_server(self, x: Vector) -> Statistic:
         return Statistic(x, m=0 * x, grad=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Statistic, Nothing, Any, Any], ...]:
         return (MeanGradient("grad", None, "sampled"), self)
 
     def broadcast(self, server: Statistic) -> Statistic:
@@ -126,7 +154,22 @@ def hyper_reference() -> Any:
 
 @dataclass(frozen=True)
 class MimeLiteMVR(Algorithm[LiteRecursion, Nothing], Exchange[LiteRecursion, Nothing, LiteTerms, Displacement]):
-    """MimeLite with a recursive momentum, m^{r+1} = mean_i ∇f_i(x^r) + (1-β)(m^r - mean_i ∇f_i(x^{r-1}))."""
+    """MimeLiteMVR: MimeLite with a recursive momentum (Karimireddy et al. 2020).
+
+    Use it where sampling and local noise both matter and two full passes per round are affordable.
+    With ``reference="current"`` the local steps take m^{r+1} and x^r in the place of m^r and x^{r-1}.
+
+        local direction  g_i^{r,k} = β ∇F(x_i^{r,k}; ξ) + (1-β) (m^r + ∇F(x_i^{r,k}; ξ) - ∇F(x^{r-1}; ξ))
+        server           m^{r+1} = mean_i [∇f_i(x^r) - (1-β) ∇f_i(x^{r-1})] + (1-β) m^r
+                         x^{r+1} = mean_i x_i^{r,K}
+        start            x^{-1} = x^0; m^0 is the full gradient at x^0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.MimeLiteMVR(eta=0.1, beta=0.2), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'x_prev', 'm', 'change']
+    """
 
     beta: float = hyper_beta()
     reference: str = hyper_reference()
@@ -137,7 +180,7 @@ class MimeLiteMVR(Algorithm[LiteRecursion, Nothing], Exchange[LiteRecursion, Not
     def opening(self) -> tuple[Exchange[LiteRecursion, Nothing, Any, Any], ...]:
         return (MeanGradient("m", None),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[LiteRecursion, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[LiteRecursion, Nothing, Any, Any], ...]:
         return (Change(self.beta, with_grad=False), self)
 
     def broadcast(self, server: LiteRecursion) -> LiteTerms:
@@ -157,7 +200,24 @@ class MimeLiteMVR(Algorithm[LiteRecursion, Nothing], Exchange[LiteRecursion, Not
 
 @dataclass(frozen=True)
 class MimeMVR(Algorithm[Recursion, Nothing], Exchange[Recursion, Nothing, Terms, Displacement]):
-    """MimeLiteMVR with corrected gradients: three of every minibatch, or two with ``reference="current"``."""
+    """MimeMVR: MimeLiteMVR with gradients corrected as in SVRG (Karimireddy et al. 2020).
+
+    Use it where all clients take part and gradients are cheap compared with rounds: three of every minibatch.
+    With ``reference="current"`` the local steps take m^{r+1} and x^r in the place of m^r and x^{r-1},
+    which saves one of the three gradients.
+
+        local direction  g_i^{r,k} = β (∇F(x_i^{r,k}; ξ) - ∇F(x^r; ξ) + mean_i ∇f_i(x^r))
+                                     + (1-β) (m^r + ∇F(x_i^{r,k}; ξ) - ∇F(x^{r-1}; ξ))
+        server           m^{r+1} = mean_i [∇f_i(x^r) - (1-β) ∇f_i(x^{r-1})] + (1-β) m^r
+                         x^{r+1} = mean_i x_i^{r,K}
+        start            x^{-1} = x^0; m^0 is the full gradient at x^0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.MimeMVR(eta=0.1, beta=0.2), rounds=2)
+    >>> list(result.server)
+    ['x', 'x_prev', 'm', 'change', 'grad']
+    """
 
     beta: float = hyper_beta()
     reference: str = hyper_reference()
@@ -169,7 +229,7 @@ class MimeMVR(Algorithm[Recursion, Nothing], Exchange[Recursion, Nothing, Terms,
     def opening(self) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:
         return (MeanGradient("m", None),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:
         return (Change(self.beta, with_grad=True), self)
 
     def broadcast(self, server: Recursion) -> Terms:

@@ -12,7 +12,20 @@ from kedge.exchange import Local, Nothing, Round
 
 @dataclass(frozen=True)
 class FedProx(Algorithm[Model, Nothing]):
-    """FedAvg whose clients take K steps on f_i(y) + mu/2 |y - x^r|²."""
+    """FedProx: FedAvg whose clients take K steps on f_i(y) + μ/2 |y - x^r|² (Li et al. 2020).
+
+    Use it against instability from many local steps; the limit stays biased.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) + μ (x_i^{r,k} - x^r)
+        server           g^{r+1} = mean_i (x^r - x_i^{r,K}) / (ηK)
+                         x^{r+1} = x^r - γ g^{r+1}
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedProx(eta=0.1, mu=0.1), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x']
+    """
 
     mu: float = hyper(0.01, help="weight of the proximal term; 0 is FedAvg", at_least=0)
     gamma: float | None = hyper_gamma()
@@ -20,7 +33,7 @@ class FedProx(Algorithm[Model, Nothing]):
     def init_server(self, x: Vector) -> Model:
         return Model(x)
 
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
+    def exchanges(self, round: int, seed: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step, along=GRAD + self.mu * DISPLACEMENT),)
 
     def step(self, server: Model, displacement: Vector, round: Round) -> Model:
@@ -38,7 +51,19 @@ class Normalized(NamedTuple):
 
 @dataclass(frozen=True)
 class FedNova(SingleExchange[Model, Nothing, Model, Normalized]):
-    """Normalised averaging: clients that take more steps do not weigh more."""
+    """FedNova: normalised averaging, in which more local steps give no more weight (Wang et al. 2020).
+
+    Use it where clients take different numbers K_i of local steps, as with ``local_epochs``.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ), for K_i steps
+        server           x^{r+1} = x^r - η τ mean_i d_i with d_i = (x^r - x_i^{r,K_i}) / (η K_i) and τ = mean_i K_i
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedNova(eta=0.1), rounds=2, local_epochs=1)
+    >>> list(result.server)
+    ['x']
+    """
 
     def init_server(self, x: Vector) -> Model:
         return Model(x)

@@ -80,7 +80,25 @@ class MoveAndControl(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold(SingleExchange[Controlled, Control, Controlled, DeltaControl]):
-    """Control variables cancel the drift between clients."""
+    """SCAFFOLD: control variables cancel the drift between clients (Karimireddy et al. 2020).
+
+    Use it where clients differ and few take part, if they come back: the limit is exact.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - c_i^r + c^r
+        client           c_i^{r+1} = mean_k ∇F(x_i^{r,k}; ξ)
+        server           g^{r+1} = c^r + mean_i (c_i^{r+1} - c_i^r)
+                         x^{r+1} = x^r - γ g^{r+1}
+                         c^{r+1} = c^r + (S/N) mean_i (c_i^{r+1} - c_i^r)
+        start            c_i^0 is the mean of B minibatch gradients at x^0, c^0 = mean_i c_i^0 over all clients
+
+    This g^{r+1} is mean_i (x^r - x_i^{r,K}) / (ηK).
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.Scaffold(eta=0.1), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'c']
+    """
 
     gamma: float | None = hyper_gamma()
     opening_batches: int = hyper_opening()
@@ -114,7 +132,25 @@ class Scaffold(SingleExchange[Controlled, Control, Controlled, DeltaControl]):
 
 @dataclass(frozen=True)
 class ScaffoldM(SingleExchange[ControlledMomentum, Control, Pull, DeltaControl]):
-    """SCAFFOLD with momentum in the local steps (Algorithm 2)."""
+    """SCAFFOLD with momentum in the local steps (Cheng et al. 2024, Algorithm 2).
+
+    Use it where clients differ and few take part: the exact limit of SCAFFOLD, stable at larger γ.
+
+        local direction  g_i^{r,k} = β (∇F(x_i^{r,k}; ξ) - c_i^r + c^r) + (1-β) g^r
+        client           c_i^{r+1} = mean_k ∇F(x_i^{r,k}; ξ)
+        server           g^{r+1} = β (c^r + mean_i (c_i^{r+1} - c_i^r)) + (1-β) g^r
+                         x^{r+1} = x^r - γ g^{r+1}
+                         c^{r+1} = c^r + (S/N) mean_i (c_i^{r+1} - c_i^r)
+        start            c_i^0 is the mean of B minibatch gradients at x^0, c^0 = mean_i c_i^0 over all clients, g^0 = 0
+
+    This g^{r+1} is mean_i (x^r - x_i^{r,K}) / (ηK).
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.ScaffoldM(eta=0.5, beta=0.2), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'c', 'g']
+    """
 
     beta: float = hyper_beta()
     gamma: float | None = hyper_gamma()
@@ -156,7 +192,24 @@ class ScaffoldM(SingleExchange[ControlledMomentum, Control, Pull, DeltaControl])
 
 @dataclass(frozen=True)
 class ScaffoldMVR(SingleExchange[ControlledRecursive, Control, RecursivePull, MoveAndControl]):
-    """SCAFFOLD with momentum and variance reduction (Algorithm 4): two gradients of every minibatch."""
+    """SCAFFOLD with momentum and variance reduction (Cheng et al. 2024, Algorithm 4).
+
+    Use it where clients differ, few take part and minibatch noise remains; it takes two gradients of every minibatch.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - β (c_i^r - c^r) + (1-β) (g^r - ∇F(x^{r-1}; ξ))
+        client           c_i^{r+1} = mean_k ∇F(x_i^{r,k}; ξ)
+        server           g^{r+1} = mean_i (x^r - x_i^{r,K}) / (ηK)
+                         x^{r+1} = x^r - γ g^{r+1}
+                         c^{r+1} = c^r + (S/N) mean_i (c_i^{r+1} - c_i^r)
+        start            x^{-1} = x^0, g^0 = c^0;
+                         c_i^0 is the mean of B minibatch gradients at x^0, c^0 = mean_i c_i^0 over all clients
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.ScaffoldMVR(eta=0.1, beta=0.2), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'x_prev', 'c', 'g']
+    """
 
     beta: float = hyper_beta()
     gamma: float | None = hyper_gamma()

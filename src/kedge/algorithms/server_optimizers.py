@@ -37,7 +37,7 @@ def hyper_tau() -> Any:
 class ServerOptimizer(Algorithm[ServerT, Nothing]):
     """FedAvg's clients, and a step of the server."""
 
-    def exchanges(self, round: int) -> tuple[LocalTraining]:
+    def exchanges(self, round: int, seed: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step),)
 
     @abstractmethod
@@ -54,7 +54,21 @@ class Slow(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowMo(ServerOptimizer[Slow]):
-    """Slow momentum: the server's, independent of the local rate."""
+    """SlowMo: slow momentum on the server, in units of a gradient (Wang et al. 2020).
+
+    Use it where progress is slow and smooth; the limit is FedAvg's.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ)
+        server           u^{r+1} = β u^r + mean_i (x^r - x_i^{r,K}) / η
+                         x^{r+1} = x^r - α η u^{r+1}
+        start            u^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.SlowMo(eta=0.1, beta=0.5), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'u']
+    """
 
     alpha: float = hyper(1.0, help="slow learning rate", above=0)
     beta: float = hyper(0.5, help="slow momentum, 0 is none", at_least=0, at_most=1)
@@ -77,7 +91,22 @@ class Heavy(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerMomentum(ServerOptimizer[Heavy]):
-    """Momentum on the server alone; elsewhere called FedAvgM."""
+    """Momentum on the server alone, elsewhere called FedAvgM (Hsu et al. 2019).
+
+    Use it where progress is slow and smooth; the limit is FedAvg's.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ)
+        server           D = mean_i (x_i^{r,K} - x^r)
+                         m^{r+1} = β₁ m^r + D
+                         x^{r+1} = x^r + η_s m^{r+1}
+        start            m^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.ServerMomentum(eta=0.1, server_lr=0.3), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'm']
+    """
 
     server_lr: float = hyper_server_lr(1.0)
     beta1: float = hyper_beta1()
@@ -100,7 +129,22 @@ class Variance(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAdagrad(ServerOptimizer[Variance]):
-    """Adagrad on the server."""
+    """FedAdagrad: Adagrad on the server (Reddi et al. 2021).
+
+    Use it where coordinates have very different scales, as with sparse features; the limit is FedAvg's.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ)
+        server           D = mean_i (x_i^{r,K} - x^r)
+                         v^{r+1} = v^r + D²
+                         x^{r+1} = x^r + η_s D / (√v^{r+1} + τ)
+        start            v^0 = τ²
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedAdagrad(eta=0.1, server_lr=0.1), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'v']
+    """
 
     server_lr: float = hyper_server_lr(0.1)
     tau: float = hyper_tau()
@@ -125,7 +169,23 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAdam(ServerOptimizer[Moments]):
-    """Adam on the server."""
+    """FedAdam: Adam on the server, without bias correction (Reddi et al. 2021).
+
+    Use it where coordinates have very different scales; the limit is FedAvg's.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ)
+        server           D = mean_i (x_i^{r,K} - x^r)
+                         m^{r+1} = β₁ m^r + (1-β₁) D
+                         v^{r+1} = β₂ v^r + (1-β₂) D²
+                         x^{r+1} = x^r + η_s m^{r+1} / (√v^{r+1} + τ)
+        start            m^0 = 0, v^0 = τ²
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedAdam(eta=0.1, server_lr=0.01), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'm', 'v']
+    """
 
     server_lr: float = hyper_server_lr(0.01)
     beta1: float = hyper_beta1()
@@ -145,7 +205,23 @@ class FedAdam(ServerOptimizer[Moments]):
 
 @dataclass(frozen=True)
 class FedYogi(ServerOptimizer[Moments]):
-    """Yogi on the server."""
+    """FedYogi: Yogi on the server, without bias correction (Reddi et al. 2021).
+
+    Use it where the size of the updates varies a lot between rounds, so that Adam forgets large ones too fast.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ)
+        server           D = mean_i (x_i^{r,K} - x^r)
+                         m^{r+1} = β₁ m^r + (1-β₁) D
+                         v^{r+1} = v^r - (1-β₂) D² sign(v^r - D²)
+                         x^{r+1} = x^r + η_s m^{r+1} / (√v^{r+1} + τ)
+        start            m^0 = 0, v^0 = τ²
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedYogi(eta=0.1, server_lr=0.01), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'm', 'v']
+    """
 
     server_lr: float = hyper_server_lr(0.01)
     beta1: float = hyper_beta1()

@@ -39,7 +39,23 @@ class ModelAndDirection(NamedTuple):
 
 @dataclass(frozen=True)
 class Stem(SingleExchange[Synchronized, Own, Synchronized, ModelAndDirection]):
-    """Two-sided momentum: two gradients of every minibatch, at the model and at the one before."""
+    """STEM: a recursive direction on every client, averaged together with the model (Khanduri et al. 2021).
+
+    Use it where noise dominates and all clients take part; it takes two gradients of every minibatch.
+
+        local direction  d_i = ∇F(x_i; ξ) + (1-β) (d_i^old - ∇F(x_i^old; ξ)), where old is one local step earlier;
+                         a round starts at x^r - η d^r, and the K-th direction moves nobody yet
+        client           keeps x_i as it was before the average: x_i^old of the first step of the next round
+        server           x^{r+1} = mean_i x_i
+                         d^{r+1} = mean_i d_i
+        start            d^0 is the mean of B minibatch gradients at x^0 on every client
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.Stem(eta=0.1, beta=0.2), rounds=2, cohort=None)
+    >>> list(result.server)
+    ['x', 'd']
+    """
 
     full_participation = True
 

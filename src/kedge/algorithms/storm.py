@@ -38,7 +38,21 @@ def hyper_storm_beta() -> Any:
 
 @dataclass(frozen=True)
 class MBStorm(Algorithm[Storm, Nothing]):
-    """Minibatch STORM: all K minibatches of a round go into one gradient, then the server steps."""
+    """Minibatch STORM: K minibatches per client go into one gradient estimate (a baseline of Patel et al. 2022).
+
+    Use it where drift is the problem and communication is not: nobody takes local steps, so nobody drifts.
+
+        local direction  u_i = mean_k [∇F(x^r; ξ_k) - (1-β) ∇F(x^{r-1}; ξ_k)]
+        server           v_r = mean_i u_i + (1-β) v_{r-1}
+                         x^{r+1} = x^r - γ v_r
+        start            v_0 is the mean of B minibatch gradients at x^0 on every client
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.MBStorm(eta=0.1, opening_batches=8), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'x_prev', 'v']
+    """
 
     beta: float = hyper_storm_beta()
     gamma: float | None = hyper_gamma()
@@ -50,7 +64,7 @@ class MBStorm(Algorithm[Storm, Nothing]):
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches, then=self.step),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, TwoModels, MeanDirection], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Storm, Nothing, TwoModels, MeanDirection], ...]:
         # The opening gave v_0 and took the step of round 0.
         return (Estimate(self.beta, then=self.step),) if round else ()
 
@@ -62,7 +76,22 @@ class MBStorm(Algorithm[Storm, Nothing]):
 
 @dataclass(frozen=True)
 class CELSGD(Algorithm[Storm, Nothing]):
-    """CE-LSGD: the estimate of MB-STORM, then K recursive (SARAH) local steps on one client of the cohort."""
+    """CE-LSGD: the estimate of MB-STORM, then K SARAH steps on one client of the cohort (Patel et al. 2022).
+
+    Use it where the clients' Hessians are alike: one client's steps then serve all.
+
+        local direction  u_0 = v_r, then u_k = u_{k-1} + ∇F(w_k; ξ_k) - ∇F(w_{k-1}; ξ_k),
+                         with w_{k+1} = w_k - η u_k from w_0 = x^r
+        server           v_r = mean_i mean_k [∇F(x^r; ξ_k) - (1-β) ∇F(x^{r-1}; ξ_k)] + (1-β) v_{r-1},
+                         then x^{r+1} = w_K from one client
+        start            v_0 is the mean of B minibatch gradients at x^0 on every client
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.CELSGD(eta=0.05, opening_batches=8), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'x_prev', 'v']
+    """
 
     beta: float = hyper_storm_beta()
     opening_batches: int = hyper_opening(at_least=1)
@@ -74,14 +103,29 @@ class CELSGD(Algorithm[Storm, Nothing]):
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
         local = RecursiveSteps("first" if self.output == "one" else "sampled")
         return (Estimate(self.beta), local) if round else (local,)
 
 
 @dataclass(frozen=True)
 class BVRLSGD(Algorithm[Storm, Nothing]):
-    """BVR-L-SGD: a large batch at the start of every stage, a plain recursion within it, local steps as CE-LSGD."""
+    """BVR-L-SGD: CE-LSGD in stages that each begin with a large batch, and β = 0 (Murata and Suzuki 2021).
+
+    Use it where all clients take part and an occasional large batch is cheap.
+
+        local direction  u_0 = v_r, then u_k = u_{k-1} + ∇F(w_k; ξ_k) - ∇F(w_{k-1}; ξ_k),
+                         with w_{k+1} = w_k - η u_k from w_0 = x^r
+        server           v_r = v_{r-1} + mean_i mean_k [∇F(x^r; ξ_k) - ∇F(x^{r-1}; ξ_k)],
+                         but when a stage begins the mean of B minibatch gradients at x^r on every client,
+                         then x^{r+1} = w_K from one client
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.BVRLSGD(eta=0.05, stage_rounds=10), rounds=2, cohort=None)
+    >>> list(result.server)
+    ['x', 'x_prev', 'v']
+    """
 
     full_participation = True
 
@@ -94,7 +138,7 @@ class BVRLSGD(Algorithm[Storm, Nothing]):
     def opening(self) -> tuple[Exchange[Storm, Nothing, Model, MeanDirection], ...]:
         return (MeanGradient("v", self.opening_batches),)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Storm, Nothing, Any, Any], ...]:
         local = RecursiveSteps("first")
         if round == 0:
             return (local,)

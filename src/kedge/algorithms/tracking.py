@@ -31,7 +31,21 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class VRLSGD(SingleExchange[Averaged, Deviation, Averaged, Displacement]):
-    """Variance-reduced local SGD: D_i^r = D_i^{r-1} + (x^r - x_i^{r-1,K}) / (eta K)."""
+    """VRL-SGD: variance-reduced local SGD (Liang et al. 2019).
+
+    Use it where clients differ and all take part, with one vector each way.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - D_i^r
+        client           D_i^{r+1} = D_i^r + (x^{r+1} - x_i^{r,K}) / (ηK)
+        server           x^{r+1} = mean_i x_i^{r,K}
+        start            D_i^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.VRLSGD(eta=0.1), rounds=2, cohort=None)
+    >>> list(result.server)
+    ['x', 'span']
+    """
 
     full_participation = True
 
@@ -67,7 +81,22 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class FedGATE(Algorithm[Momentum, Gate]):
-    """Gradient tracking with a server rate: u_i goes up, their mean g comes down, delta_i <- delta_i + u_i - g."""
+    """FedGATE: gradient tracking with a server rate (Haddadpour et al. 2021, without compression).
+
+    Use it where clients differ, few or all take part, and no opening exchange is wanted.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - δ_i^r
+        client           δ_i^{r+1} = δ_i^r + u_i - g^{r+1} with u_i = (x^r - x_i^{r,K}) / (ηK)
+        server           g^{r+1} = mean_i u_i
+                         x^{r+1} = x^r - γ g^{r+1}
+        start            δ_i^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.FedGATE(eta=0.1), rounds=2, cohort=5)
+    >>> list(result.server)
+    ['x', 'g']
+    """
 
     gamma: float | None = hyper_gamma()
 
@@ -77,7 +106,7 @@ class FedGATE(Algorithm[Momentum, Gate]):
     def init_client(self, x: Vector) -> Gate:
         return Gate(delta_i=0 * x)
 
-    def exchanges(self, round: int) -> tuple[Exchange[Momentum, Gate, Any, Any], ...]:
+    def exchanges(self, round: int, seed: int) -> tuple[Exchange[Momentum, Gate, Any, Any], ...]:
         return (GateSteps(), GateCorrection(self.step))
 
     def step(self, server: Momentum, round: Round) -> Momentum:
@@ -140,7 +169,21 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True)
 class LED(SingleExchange[Network, Ahead, Network, Displacement]):
-    """Local exact diffusion: K steps φ <- φ - eta ∇F(φ; ξ) - b y_i, then y_i^{r+1} = y_i^r + x_i^{r,K} - x^{r+1}."""
+    """LED: local exact diffusion, on a star network (Alghunaim 2023).
+
+    Use it where clients differ and all take part, with one vector each way.
+
+        local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) + (b/η) y_i^r
+        client           y_i^{r+1} = y_i^r + x_i^{r,K} - x^{r+1}
+        server           x^{r+1} = mean_i x_i^{r,K}
+        start            y_i^0 = 0
+
+    >>> import kedge
+    >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
+    >>> result = kedge.simulate(model, federation, kedge.LED(eta=0.1), rounds=2, cohort=None)
+    >>> list(result.server)
+    ['x', 'b']
+    """
 
     full_participation = True
 

@@ -74,6 +74,7 @@ def run(
     device: options.Device = None,
     engine: options.Engine = None,
     workers: options.Workers = None,
+    stall_timeout: options.StallTimeout = None,
     threads: options.Threads = None,
     state_memory: options.StateMemory = None,
     checkpoint_every: options.CheckpointEvery = None,
@@ -96,6 +97,7 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="Play so many rounds in all.", show_default=False)] = None,
     device: options.Device = None,
     workers: options.Workers = None,
+    stall_timeout: options.StallTimeout = None,
     threads: options.Threads = None,
     trust: consent.Trust = False,
 ) -> None:
@@ -105,7 +107,7 @@ def resume(
     """
     from kedge.cli.resume import resume
 
-    resume(directory, rounds, device, workers, threads, trust=trust)
+    resume(directory, rounds, device, workers, stall_timeout, threads, trust=trust)
 
 
 def compare(

@@ -11,13 +11,13 @@ import typer
 from rich.table import Table
 
 from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class, find_algorithm
+from kedge.checks import whole
 from kedge.cli import options
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.run import RUNS
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory, refuse_link, write_csv
-from kedge.problem.checks import whole
 from kedge.report.comparison import Record, Summary, default_target, summarise
 from kedge.runs.batch import Event, Outcome, rehearse, run_batch
 from kedge.runs.config import Config, check, division

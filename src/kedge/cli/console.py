@@ -102,6 +102,11 @@ def guard() -> Standard | None:
     return standard
 
 
+def say_to_all(message: object) -> None:
+    """Write a sentence even where this process is to be quiet, because no other one speaks for it."""
+    Console(stderr=True).print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
 def progress_bar() -> Progress:
     """Return a bar that counts rounds and estimates the time left; it stays silent where nobody watches."""
     return Progress(

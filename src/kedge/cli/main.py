@@ -95,7 +95,7 @@ def _execute(arguments: list[str] | None) -> int:
         say(message)
         return 2
     except LostProcessError:  # the launcher says which, and starts all of them again
-        from kedge.runs.launch import LOST
+        from kedge.runs.joining import LOST
 
         return LOST
     except MemoryError:

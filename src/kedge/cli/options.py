@@ -20,8 +20,8 @@ KEYS = {
     "gamma": "algorithm.gamma", "beta": "algorithm.beta", "rounds": "run.rounds", "cohort": "run.cohort",
     "local_steps": "run.local_steps", "batch_size": "run.batch_size", "weight_decay": "run.weight_decay",
     "seed": "run.seed", "eval_every": "run.eval_every", "device": "run.device", "engine": "run.engine",
-    "workers": "run.workers", "threads": "run.threads", "state_memory": "run.state_memory",
-    "checkpoint_every": "run.checkpoint_every",
+    "workers": "run.workers", "stall_timeout": "run.stall_timeout", "threads": "run.threads",
+    "state_memory": "run.state_memory", "checkpoint_every": "run.checkpoint_every",
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ Set = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="A new directory for the results.", show_default=False)]
 
-DATASETS = "digits, synthetic, mnist, fashion-mnist, cifar10, quadratics"
+DATASETS = "digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, quadratics"
 MODELS = "logistic, mlp, lenet, resnet18"
 PARTITIONS = "iid, dirichlet, dirichlet-by-class, shards, quantity, by-user"
 ENGINES = "auto, module, fused-mlp, fused-cnn"
@@ -64,6 +64,9 @@ EvalEvery = Annotated[
 ]
 Device = Annotated[str | None, _option("device", RUN, "Where torch computes.")]
 Workers = Annotated[int | None, _option("workers", RUN, "Processes, of which each has its share of the clients.")]
+StallTimeout = Annotated[
+    float | None, _option("stall_timeout", RUN, "Seconds until a process that does not answer counts as lost.")
+]
 Threads = Annotated[int | None, _option("threads", RUN, "Clients to run at once in a process.", "one a core")]
 Jobs = Annotated[
     int | None,

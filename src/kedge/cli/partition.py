@@ -7,16 +7,16 @@ from rich.table import Table
 
 from kedge.cli.console import output
 from kedge.errors import UsageError
-from kedge.problem import describe
-from kedge.runs.config import QUADRATICS, Config, division, federation_of
+from kedge.problem import DATASETS, describe
+from kedge.runs.config import Config, division, federation_of
 
 
 def partition(settings: Config, out: Path | None) -> None:
     """Show how the data of a configuration is divided."""
     if out is not None:
         _check_target(out)
-    if settings.data.dataset == QUADRATICS:
-        raise UsageError("quadratics has no labels, so there is no partition to show")
+    if DATASETS[settings.data.dataset].classes is None:
+        raise UsageError(f"{settings.data.dataset} has no labels, so there is no partition to show")
     federation = federation_of(settings)
     parts = [index.numpy() for index in federation.indices]
     statistics = describe(federation.labels.numpy(), parts)

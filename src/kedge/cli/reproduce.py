@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.markdown import Markdown
 from rich.table import Table
 
+from kedge.checks import whole
 from kedge.cli.console import errors, figure, output, progress_bar
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
-from kedge.problem.checks import whole
 from kedge.reproduce.conduct import UnfinishedError, conduct
 from kedge.reproduce.estimate import cost_table, estimate
 from kedge.reproduce.experiment import SCALES, load, names

@@ -14,7 +14,14 @@ from kedge.runs.reader import CONFIG, MODEL, read_config, read_summary
 
 
 def resume(
-    directory: Path, rounds: int | None, device: str | None, workers: int | None, threads: int | None, *, trust: bool
+    directory: Path,
+    rounds: int | None,
+    device: str | None,
+    workers: int | None,
+    stall_timeout: float | None,
+    threads: int | None,
+    *,
+    trust: bool,
 ) -> None:
     """Resume a run."""
     sections = read_config(directory)
@@ -22,7 +29,9 @@ def resume(
         raise UsageError(f"{directory} has no {CONFIG}, so it is not the directory of a `kedge run`")
     sections = consent.settle(sections, directory / CONFIG, named=[], trust=trust)
     raw = merged(sections, [("run.rounds", rounds)] if rounds is not None else [])
-    here = {"run.device": device, "run.workers": workers, "run.threads": threads}
+    here = {
+        "run.device": device, "run.workers": workers, "run.stall_timeout": stall_timeout, "run.threads": threads,
+    }  # fmt: skip
     there, settings = check(raw), check(merged(raw, [(key, value) for key, value in here.items() if value is not None]))
     run_directory = RunDirectory(directory, resolved(there), resume=True)
     name = options.short_name(there.algorithm.name)

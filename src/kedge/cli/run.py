@@ -1,5 +1,6 @@
 """`kedge run`: one algorithm, one federation."""
 
+import signal
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any
 import typer
 
 from kedge.cli import consent, options
-from kedge.cli.console import errors, figure, output, progress_bar, say, size
+from kedge.cli.console import errors, figure, output, progress_bar, say, say_to_all, size
 from kedge.cli.signals import StoppedError, stopping
-from kedge.errors import UsageError
+from kedge.errors import UnlikeError, UsageError
 from kedge.files import make_new_directory
 from kedge.runs.config import Config, check, problem_of, resolved, run_config
 from kedge.runs.directory import RunDirectory
-from kedge.runs.launch import check_workers, is_follower, is_rank, joined, launch
+from kedge.runs.joining import is_follower, is_rank, joined
+from kedge.runs.launch import check_workers, launch
+from kedge.runs.live import StopWhen, Watch
 from kedge.runs.reader import Row, read_summary
 
 RUNS = Path("runs")
@@ -47,14 +50,30 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
         check_workers(workers, settings.run.shards)
         with directory.opened():
             directory.write_configuration()
-        if code := launch(directory.path, directory.checkpoints, workers, say):
-            raise typer.Exit(code)
+        _launch(settings, directory)
         return
-    with joined():
+    with joined(settings.run.stall_timeout, say_to_all):
         output.quiet = errors.quiet = is_follower()
-        # Taken before the data is loaded: a second run that means the same directory is refused at once.
-        with nullcontext() if is_follower() else directory.opened():
-            _play(settings, directory, resume=resume)
+        try:
+            # Taken before the data is loaded: a second run that means the same directory is refused at once.
+            with nullcontext() if is_follower() else directory.opened():
+                _play(settings, directory, resume=resume)
+        except UnlikeError:
+            errors.quiet = False  # on every machine somebody may have made the mistake
+            raise
+
+
+def _launch(settings: Config, directory: RunDirectory) -> None:
+    """Start the processes of a run and wait for them."""
+    run = settings.run
+    here = ["--device", run.device, *(["--threads", str(run.threads)] if run.threads is not None else [])]
+    with stopping() as stop:
+        code = launch(
+            directory.path, directory.checkpoints, run.workers, say,
+            options=here, stall_timeout=run.stall_timeout, stop=stop,
+        )  # fmt: skip
+    if code:
+        raise typer.Exit(code if stop.signal is None else 128 + stop.signal)
 
 
 def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
@@ -72,10 +91,11 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
             bar.update(task, completed=done, description=f"{name}  accuracy {accuracy}")
 
         with stopping(patient=is_rank()) as stop:
-            result = run_config(settings, problem, directory, watch, resume=resume, stop=stop)
-    if result.simulation.round < settings.run.rounds and stop.signal is not None:
+            result = run_config(settings, problem, directory, [Watch(watch), StopWhen(stop)], resume=resume)
+    if result.simulation.round < settings.run.rounds:
         way = f"`kedge resume {path}` goes on"
-        raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", stop.signal)
+        number = stop.signal or signal.SIGTERM  # another process may have heard it
+        raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", number)
     if not result.history:  # another process has it
         return
     line = result_line(name, result.history[-1], result.simulation.description())

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from kedge.checks import whole
 from kedge.cli import consent, options
 from kedge.cli.console import errors, output
 from kedge.cli.run import RUNS
@@ -14,7 +15,6 @@ from kedge.cli.signals import StoppedError, stopping
 from kedge.cli.sweep_view import View, best_line, final_table, write_tables
 from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory
-from kedge.problem.checks import whole
 from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
 from kedge.runs.sweep import FILE, METRICS, Plan, Sweep, absolute, absolute_axes, joined, read_plan

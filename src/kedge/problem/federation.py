@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from kedge.checks import tensor
 from kedge.errors import UsageError
-from kedge.problem.checks import tensor
 from kedge.problem.indices import ClientIndices
 
 Samples = tuple[Any, Any] | Dataset[Any]

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.checks import tensor
 from kedge.errors import UsageError
-from kedge.problem.checks import tensor
 
 
 class ClientIndices(Sequence[Tensor]):

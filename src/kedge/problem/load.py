@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.checks import real, whole, whole_seed
 from kedge.errors import UsageError
-from kedge.problem.checks import real, whole, whole_seed
-from kedge.problem.datasets import load_dataset
+from kedge.keyed import HOLDOUT, SUBSET, keyed
+from kedge.problem.datasets import DATASETS, load_dataset
 from kedge.problem.federation import Federation
-from kedge.problem.keyed import HOLDOUT, SUBSET, keyed
 from kedge.problem.partition import split
 
 
@@ -39,7 +39,10 @@ def load_federation(
     """
     shards = {key: options.pop(key) for key in ("shards_per_client",) if key in options}
     clients, seed = whole("clients", clients, 1), whole_seed(seed)
-    if name == "synthetic":
+    entry = DATASETS.get(name)
+    if entry is not None and entry.train is not None and clients > entry.train:  # before it is loaded
+        raise UsageError(f"clients is {clients}, but the data set has only {entry.train} samples")
+    if entry is not None and "users" in entry.options:
         options.setdefault("users", clients)
     data = load_dataset(name, data_dir, seed=seed, **options)
     if partition is None:

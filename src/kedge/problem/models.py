@@ -8,6 +8,7 @@ Quagmire of Decentralized Machine Learning" (2020).
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,14 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from kedge.errors import UsageError, unknown
-from kedge.problem.checks import check_options, real, whole, whole_seed
+from kedge.checks import affordable, check_options, real, whole, whole_seed
+from kedge.errors import UsageError, shown, unknown
 
 Shape = tuple[int, ...]
+
+LAYERS = 1000
+"""Most hidden layers of mlp."""
 
 
 def logistic(shape: Shape, classes: int) -> nn.Module:
     """Multinomial logistic regression."""
+    _affordable("logistic", math.prod(shape) * classes)
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
@@ -33,10 +38,14 @@ def mlp(shape: Shape, classes: int, *, widths: Sequence[int] = (200,), dropout: 
         raise UsageError(f"dropout is {dropout}, but must be below 1")
     if isinstance(widths, str) or not isinstance(widths, Sequence):
         raise UsageError(f"widths is {widths!r}, but must be a list of whole numbers")
+    if len(widths) > LAYERS:
+        raise UsageError(f"widths has {len(widths)} entries, but mlp has at most {LAYERS} hidden layers")
+    units = [math.prod(shape), *(whole("a width of mlp", width, 1) for width in widths), classes]
+    _affordable("mlp", sum(before * after for before, after in itertools.pairwise(units)))
     layers: list[nn.Module] = [nn.Flatten()]
     inputs = math.prod(shape)
     for width in widths:
-        layers += [nn.Linear(inputs, whole("a width of mlp", width, 1)), nn.ReLU()]
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
         if dropout:
             layers.append(nn.Dropout(dropout))
         inputs = width
@@ -46,6 +55,7 @@ def mlp(shape: Shape, classes: int, *, widths: Sequence[int] = (200,), dropout: 
 def lenet(shape: Shape, classes: int) -> nn.Module:
     """Two 5x5 convolutions with pooling, then three linear layers."""
     _needs_images("lenet", shape, (28, 32))
+    _affordable("lenet", 150 * shape[0] + 84 * classes)
     # 28x28 images are padded to the 32x32 of the original.
     return nn.Sequential(
         nn.Conv2d(shape[0], 6, 5, padding=(32 - shape[1]) // 2),
@@ -95,6 +105,7 @@ def resnet18(shape: Shape, classes: int, *, norm: str = "batch", width: int = 64
     if norm not in _NORMS:
         raise unknown("norm", norm, _NORMS)
     width = whole("width", width, 1, 64)
+    _affordable("resnet18", width * (9 * shape[0] + 8 * classes))
     layers = [nn.Conv2d(shape[0], width, 3, 1, 1, bias=False), _NORMS[norm](width), nn.ReLU()]
     inputs = width
     for stage in range(4):
@@ -103,6 +114,11 @@ def resnet18(shape: Shape, classes: int, *, norm: str = "batch", width: int = 64
         layers.append(_Block(outputs, outputs, 1, _NORMS[norm]))
         inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def _affordable(name: str, parameters: int) -> None:
+    """Refuse a model that is too large to train: it, its gradient, and the step need memory."""
+    affordable(f"{name} of {shown(parameters)} parameters", 12 * parameters)
 
 
 def _needs_images(name: str, shape: Shape, sides: tuple[int, ...]) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kedge.checks import real, whole, whole_seed
 from kedge.errors import UsageError, unknown
-from kedge.problem.checks import real, whole, whole_seed
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -14,8 +14,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import unknown
-from kedge.problem.checks import real, whole, whole_seed
+from kedge.checks import affordable, real, whole, whole_seed
+from kedge.errors import shown, unknown
 from kedge.problem.federation import Federation
 
 
@@ -124,6 +124,9 @@ def quadratics(
     clients, dim = whole("clients", clients, 1), whole("dim", dim, 1)
     sigma = real("sigma", sigma, positive=False)
     samples = whole("samples (two at least, if sigma is not 0)", samples, 2 if sigma else 1)
+    # At its peak three times the Hessians (they, a rotation and a product), and the noise with its copy.
+    numbers = clients * dim * (3 * dim + 2 * samples)
+    affordable(f"quadratics of {shown(clients)} clients and dim {shown(dim)}", 8 * numbers)
     rng = torch.Generator().manual_seed(whole_seed(seed))
 
     def normal(*shape: int) -> Tensor:

@@ -7,14 +7,13 @@ hyper-parameters. Everything else on the page is written by hand, also the limit
 """
 
 import dataclasses
-import math
 import re
 import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kedge.algorithm import Algorithm
+from kedge.algorithm import Algorithm, limits
 from kedge.algorithms import ALGORITHMS, find_algorithm
 from kedge.costs import Cost, ExchangeCost, Size, cost
 from kedge.errors import UsageError
@@ -179,9 +178,7 @@ def _passes(number: int) -> str:
 def _range(rule: Any) -> str:
     if rule["choices"]:
         return ", ".join(f"`{choice}`" for choice in rule["choices"])
-    limits = {"above": -math.inf, "at_least": -math.inf, "at_most": math.inf}
-    words = [f"{name.replace('_', ' ')} {rule[name]:g}" for name, none in limits.items() if rule[name] != none]
-    return ", ".join(words)
+    return ", ".join(limits(rule))
 
 
 def _refreshed(block: str) -> str:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from kedge.algorithm import Algorithm
 from kedge.costs import Cost, cost
-from kedge.problem import build_model
+from kedge.errors import UsageError
+from kedge.problem import DATASETS, build_model
 from kedge.reproduce.experiment import SCALES, load, names
 from kedge.reproduce.plan import Plan
 from kedge.runs.config import Config, algorithm_of, eval_every, model_name
@@ -22,10 +23,6 @@ from kedge.runs.config import Config, algorithm_of, eval_every, model_name
 # Of one core: floating-point operations a second in products and in convolutions of 8 channels (wider ones are faster),
 # and the seconds that a step and a run take besides.
 PRODUCTS, CONVOLUTIONS, STEP, SETUP = 70e9, 25e9, 5e-5, 0.1
-
-_SHAPES = {"digits": (64,), "mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-_TRAIN = {"digits": 1442, "mnist": 60000, "fashion-mnist": 60000, "cifar10": 50000}
-_TEST = {"digits": 355, "mnist": 10000, "fashion-mnist": 10000, "cifar10": 10000}
 
 
 @dataclass(frozen=True)
@@ -74,19 +71,28 @@ def cost_table() -> list[list[str]]:
 def run_seconds(config: Config) -> float:
     """Return the seconds of one run on one core."""
     data, run = config.data, config.run
+    train, test = _facts(data.dataset)
     per_sample, speed = _work(model_name(config), data.dataset, tuple(config.model.widths or ()), config.model.width)
-    batch = run.batch_size if isinstance(run.batch_size, int) else _TRAIN[data.dataset] // data.clients
+    batch = run.batch_size if isinstance(run.batch_size, int) else train // data.clients
     cohort = data.clients if run.cohort == "all" else run.cohort
     costs = _cost(algorithm_of(config), run.local_steps)
-    full = math.ceil(_TRAIN[data.dataset] / data.clients / batch)  # minibatches of a pass
+    full = math.ceil(train / data.clients / batch)  # minibatches of a pass
     gradients = sum(
         (1 if exchange.cohort == "first" else cohort) * (exchange.gradients + full * exchange.full_passes)
         for exchange in costs.round
     )
     step = STEP + 3 * per_sample * batch / speed
-    tested = data.test_samples or (round(data.holdout * _TRAIN[data.dataset]) or _TEST[data.dataset])
+    tested = data.test_samples or (round(data.holdout * train) or test)
     evaluations = math.ceil(run.rounds / eval_every(config))
     return SETUP + run.rounds * gradients * step + evaluations * tested * per_sample / (speed / 2)
+
+
+def _facts(dataset: str) -> tuple[int, int]:
+    """Return the training and test samples of an experiment's data set."""
+    entry = DATASETS[dataset]
+    if entry.train is None or entry.test is None:
+        raise UsageError(f"the size of {dataset} is not known before it is drawn, so its cost cannot be estimated")
+    return entry.train, entry.test
 
 
 @lru_cache
@@ -98,7 +104,10 @@ def _cost(algorithm: Algorithm[Any, Any], local_steps: int) -> Cost:
 def _work(model: str, dataset: str, widths: tuple[int, ...], width: int | None) -> tuple[float, float]:
     """Return the operations of a forward pass per sample, and how many a core does in a second."""
     options: dict[str, Any] = ({"widths": widths} if widths else {}) | ({"width": width} if width else {})
-    module = build_model(model, _SHAPES[dataset], 10, **options).to("meta").eval()
+    shape, classes = DATASETS[dataset].shape, DATASETS[dataset].classes
+    assert shape is not None, "_facts has asked for it"
+    assert classes is not None, "a model is built for classes"
+    module = build_model(model, shape, classes, **options).to("meta").eval()
     work = 0.0
 
     def count(layer: nn.Module, _: Any, output: Tensor) -> None:
@@ -109,7 +118,7 @@ def _work(model: str, dataset: str, widths: tuple[int, ...], width: int | None) 
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     for layer in layers:
         layer.register_forward_hook(count)
-    module(torch.empty((1, *_SHAPES[dataset]), device="meta"))
+    module(torch.empty((1, *shape), device="meta"))
     first = layers[0]
     speed = CONVOLUTIONS * (first.out_channels / 8) ** (2 / 3) if isinstance(first, nn.Conv2d) else PRODUCTS
     return work, speed

@@ -14,11 +14,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from kedge.checks import whole
 from kedge.errors import RunWarning, UsageError
 from kedge.files import WriteError, claimed, refuse_link
-from kedge.problem.checks import whole
+from kedge.problem import DATASETS
 from kedge.runs.config import (
-    IMAGES,
+    TEST_SAMPLES,
     Config,
     Problem,
     algorithm_of,
@@ -29,6 +30,7 @@ from kedge.runs.config import (
     settings_of,
 )
 from kedge.runs.directory import RunDirectory, to_toml
+from kedge.runs.live import StopWhen, Watch
 from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
 from kedge.runs.reader import FINGERPRINT, MODEL, Row, read_config, read_fingerprint, read_rows, read_summary
 from kedge.runs.simulate import DivergedError
@@ -38,7 +40,7 @@ from kedge.simulator.fingerprint import data_fingerprint
 
 FREE = frozenset({
     ("run", "rounds"), ("run", "device"), ("run", "engine"), ("run", "workers"), ("run", "threads"),
-    ("run", "state_memory"), ("run", "checkpoint_every"), ("data", "data_dir"),
+    ("run", "stall_timeout"), ("run", "state_memory"), ("run", "checkpoint_every"), ("data", "data_dir"),
 })  # fmt: skip
 """In what a job may differ from the run in its directory: how far it goes, where its data are, how it is computed."""
 
@@ -207,7 +209,7 @@ def _check_data(finished: Mapping[Path, Config]) -> None:
             continue
         data = config.data
         # The files of a data set are the same whatever is drawn by the seed; but not always those that are tested.
-        common = data.dataset in IMAGES and data.test_samples is None and not data.holdout
+        common = (DATASETS[data.dataset].test or 0) >= TEST_SAMPLES and data.test_samples is None and not data.holdout
         key = repr((data.dataset, data.data_dir) if common else (data, config.run.seed))
         if key not in seen:
             seen[key] = data_fingerprint(_problem(_Wanted(_key(config), config)).federation)
@@ -235,7 +237,8 @@ def _play(job: Job, config: Config, send: Send, stop: Stop) -> None:
     error: str | None = None
     try:
         directory = RunDirectory(job.path, resolved(job.config), resume=True)
-        run_config(config, _problem(_Wanted(job.problem, config)), directory, watch, resume=True, stop=stop)
+        callbacks = [Watch(watch), StopWhen(stop)]
+        run_config(config, _problem(_Wanted(job.problem, config)), directory, callbacks, resume=True)
     except DivergedError:
         pass  # its directory says so
     except (UsageError, WriteError) as problem:

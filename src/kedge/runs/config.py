@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,30 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import algorithm_class
+from kedge.checks import byte_size, real, whole
+from kedge.client import Loss
 from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import Place
-from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options, quadratics
-from kedge.problem.checks import byte_size, whole
+from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
 from kedge.problem.partition import WITH_ALPHA
-from kedge.runs.launch import own_device
+from kedge.runs.joining import own_device
 from kedge.runs.schedule import Interval
-from kedge.runs.settings import QUADRATICS as QUADRATICS
-from kedge.runs.settings import QUADRATICS_ONLY
 from kedge.runs.settings import Config as Config
-from kedge.runs.simulate import Result, Watch, simulate
-from kedge.runs.size import check_size
+from kedge.runs.simulate import Result, simulate
 from kedge.simulator import Settings
-from kedge.simulator.engines import Loss
 from kedge.simulator.simulation import usable_device
 
-IMAGES, TEST_SAMPLES = ("mnist", "fashion-mnist", "cifar10"), 10_000
-"""The data sets whose test sets are large, and how large."""
+DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples"})
+"""Keys of the section data that say how samples are divided; a data set without samples does not read them."""
+
+TEST_SAMPLES = 10_000
+"""How many make a test set large."""
+
+PROCESSES = 1024
+"""The most processes, and the most threads of one."""
 
 EVALUATION_SHARE = 0.04
 """Of the time, what evaluations may take by default."""
-
-DEFAULT_MODELS = {"synthetic": "logistic"}
-"""The model of a data set, where it is not `mlp`."""
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -107,15 +107,20 @@ def check(raw: Mapping[str, Any]) -> Config:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise _sentence(error) from None
-    if config.data.dataset not in {*DATASETS, QUADRATICS}:
-        raise unknown("data set", config.data.dataset, [*DATASETS, QUADRATICS])
+    if config.data.dataset not in DATASETS:
+        raise unknown("data set", config.data.dataset, DATASETS)
     check_values(config.model_dump())
     algorithm_of(config)
     settings_of(config)
+    for name, least in (("clients", 1), ("shards_per_client", 1), ("dim", 1)):
+        whole(name, getattr(config.data, name), least)
     whole("rounds", config.run.rounds, 1)
+    for name, given in (("workers", config.run.workers), ("threads", config.run.threads)):
+        if given is not None:
+            whole(name, given, 1, PROCESSES)
     if config.run.eval_every is not None:
         whole("eval_every", config.run.eval_every, 1)
-    check_size(config)
+    real("stall_timeout", config.run.stall_timeout, positive=True)
     usable_device(config.run.device)
     byte_size("state_memory", config.run.state_memory)
     Interval.of(config.run.checkpoint_every)
@@ -125,16 +130,21 @@ def check(raw: Mapping[str, Any]) -> Config:
 
 def _check_relevance(config: Config) -> None:
     """Refuse a setting that the problem would not look at."""
-    given, dataset = config.data.model_fields_set, config.data.dataset
-    if dataset != QUADRATICS and given & QUADRATICS_ONLY:
-        raise UsageError(
-            f"data.{min(given & QUADRATICS_ONLY)} belongs to the data set quadratics, but the data set is {dataset}"
-        )
-    if dataset == QUADRATICS and given - QUADRATICS_ONLY - {"dataset", "clients"}:
-        name = min(given - QUADRATICS_ONLY - {"dataset", "clients"})
-        raise UsageError(f"quadratics has no samples to divide or to choose from, but data.{name} is set")
-    if dataset == QUADRATICS and config.model.model_fields_set:
-        raise UsageError(f"quadratics brings its own model, but model.{min(config.model.model_fields_set)} is set")
+    dataset, entry = config.data.dataset, DATASETS[config.data.dataset]
+    if strange := config.data.model_fields_set - _read_by(dataset):
+        name = min(strange)
+        owners = [other for other, its in DATASETS.items() if name in its.options]
+        if owners:
+            raise UsageError(f"data.{name} belongs to the data set {owners[0]}, but the data set is {dataset}")
+        raise UsageError(f"{dataset} has no samples to divide or to choose from, but data.{name} is set")
+    if entry.make is not None and config.model.model_fields_set:
+        raise UsageError(f"{dataset} brings its own model, but model.{min(config.model.model_fields_set)} is set")
+
+
+def _read_by(dataset: str) -> frozenset[str]:
+    """Return the keys of the section data that mean something to this data set."""
+    entry = DATASETS[dataset]
+    return frozenset({"dataset", "clients"}) | entry.options | (DIVISION if entry.make is None else frozenset())
 
 
 def _sentence(error: ValidationError) -> UsageError:
@@ -201,11 +211,11 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
     if (place := Place.parse(config.algorithm.name)) is not None:
         sections["algorithm"]["sha256"] = place.sha256()
     sections["data"]["data_dir"] = config.data.data_dir and str(Path(config.data.data_dir).absolute())
-    if config.data.dataset == QUADRATICS:
+    read = _read_by(config.data.dataset)
+    sections["data"] = {key: value for key, value in sections["data"].items() if key in read}
+    if DATASETS[config.data.dataset].make is not None:
         sections["model"] = {}
-        sections["data"] = {k: v for k, v in sections["data"].items() if k in QUADRATICS_ONLY | {"dataset", "clients"}}
     else:
-        sections["data"] = {k: v for k, v in sections["data"].items() if k not in QUADRATICS_ONLY}
         sections["data"]["partition"] = partition_name(config)
         given = {key: value for key, value in sections["model"].items() if value is not None}
         sections["model"] = {"name": model_name(config)} | model_options(model_name(config)) | given
@@ -223,14 +233,14 @@ def eval_every(config: Config) -> int:
         return run.eval_every
     cohort = config.data.clients if run.cohort == "all" else run.cohort
     batch = TEST_SAMPLES if run.batch_size == "full" else run.batch_size
-    images = config.data.dataset in IMAGES and config.data.test_samples is None
-    dear = math.ceil(TEST_SAMPLES / (EVALUATION_SHARE * 2 * cohort * run.local_steps * batch)) if images else 1
+    large = (DATASETS[config.data.dataset].test or 0) >= TEST_SAMPLES and config.data.test_samples is None
+    dear = math.ceil(TEST_SAMPLES / (EVALUATION_SHARE * 2 * cohort * run.local_steps * batch)) if large else 1
     return max(1, run.rounds // 50, min(dear, run.rounds // 10))
 
 
 def model_name(config: Config) -> str:
     """Return the model: as asked, or the data set's usual one."""
-    return config.model.name or DEFAULT_MODELS.get(config.data.dataset, "mlp")
+    return config.model.name or DATASETS[config.data.dataset].model
 
 
 def absolute_place(algorithm: str) -> str:
@@ -241,13 +251,14 @@ def absolute_place(algorithm: str) -> str:
 
 def partition_name(config: Config) -> str:
     """Return the division of the data: as asked, or the data set's usual one."""
-    return config.data.partition or ("by-user" if config.data.dataset == "synthetic" else "dirichlet")
+    return config.data.partition or DATASETS[config.data.dataset].partition
 
 
 def division(config: Config) -> str:
     """Say how the clients differ: the partition, with its alpha where it has one."""
-    if config.data.dataset == QUADRATICS:
-        return config.data.heterogeneity
+    setting = DATASETS[config.data.dataset].differ_by
+    if setting != "partition":
+        return str(getattr(config.data, setting))
     name = partition_name(config)
     return f"{name} {config.data.alpha:g}" if name in WITH_ALPHA else name
 
@@ -264,10 +275,10 @@ class Problem:
 def problem_of(config: Config) -> Problem:
     """Load the data, divide it and build the model, all by the run's seed."""
     data, options = config.data, config.model.model_dump(exclude={"name"}, exclude_none=True)
-    if data.dataset == QUADRATICS:
-        made = quadratics(
-            data.clients, data.dim, heterogeneity=data.heterogeneity, sigma=data.sigma, seed=config.run.seed
-        )
+    make = DATASETS[data.dataset].make
+    if make is not None:
+        own = {key: value for key, value in data.model_dump().items() if key in DATASETS[data.dataset].options}
+        made = make(data.clients, seed=config.run.seed, **own)
         return Problem(made.model, made.federation, made.loss)
     federation = federation_of(config)
     classes = int(federation.labels.max()) + 1
@@ -289,10 +300,9 @@ def run_config(
     config: Config,
     problem: Problem | None = None,
     out: Any = None,
-    watch: Watch | None = None,
+    callbacks: Sequence[object] = (),
     *,
     resume: bool = False,
-    stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Run a configuration."""
     problem = problem or problem_of(config)
@@ -311,8 +321,7 @@ def run_config(
         engine=run.engine,
         threads=run.threads,
         state_memory=run.state_memory,
-        watch=watch,
         checkpoint_every=run.checkpoint_every,
         resume=resume,
-        stop=stop,
+        callbacks=callbacks,
     )

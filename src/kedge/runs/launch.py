@@ -1,110 +1,218 @@
-"""Several processes for one run: torch's elastic launcher starts them, and again when one of them dies.
+"""Several processes for one run on this machine: start them, and start them again when one of them dies.
 
-Every process runs `kedge resume DIRECTORY`; which of them it is, the launcher says in its environment. With torchrun it
-is the same: see docs/distributed.md.
+Every process runs `kedge resume DIRECTORY`; which of them it is, its environment says. They talk over socket pairs that
+they inherit, so nothing listens anywhere. torchrun starts them on many machines: see docs/distributed.md.
 """
 
-import logging
 import os
+import selectors
 import signal
+import socket
+import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from kedge.errors import UsageError
+from kedge.runs import rank as program
+from kedge.runs.joining import JOINED, LEFT, LOST, SOCKETS
+from kedge.runs.stalls import Silence
 from kedge.simulator.checkpoint import Checkpoints
+from kedge.simulator.transport import mesh
 
-LOST = 75
-"""The exit code of a process that has lost another one; so says sysexits.h of what may go better the next time."""
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 TRIES = 2
 """How often in a row the processes may die before the run has got further."""
 
+PATIENCE = 0.1
+"""Seconds between two looks at the processes."""
 
-def is_rank() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+FAREWELL, SHORT_FAREWELL = 30.0, 2.0
+"""Seconds that the others have to end by themselves when one has failed: for a reason that all may have, or died."""
 
+TERMINALS = {signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}
+"""What a terminal sends to all processes: only the launcher hears it, and passes it on."""
 
-def is_follower() -> bool:
-    """Whether this is another one than the first of them, which keeps the directory and talks to the user."""
-    return is_rank() and os.environ["RANK"] != "0"
-
-
-@contextmanager
-def joined() -> Iterator[None]:
-    """Join the processes that a launcher has started with this one; alone, do nothing."""
-    if not is_rank():
-        yield
-        return
-    fast = torch.cuda.is_available() and dist.is_nccl_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if fast else "gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+FILES = 64
+"""How many files this process may have open besides the sockets."""
 
 
-def own_device(device: str) -> str:
-    """Return the device of this process: of several on a machine each has a GPU of its own."""
-    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
+class Failure(NamedTuple):
+    """The process that ended the others, and how it ended; without a code it does not answer."""
+
+    rank: int
+    code: int | None
+
+    @property
+    def has_said_why(self) -> bool:
+        """Whether it ended for a reason of its own."""
+        return self.code is not None and self.code > 0 and self.code != LOST
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "does not answer"
+        if self.code == LOST:
+            return "lost another one"
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-self.code).name}"
+        return f"was ended by signal {-self.code}"
 
 
-def launch(directory: Path, checkpoints: Path, workers: int, say: Callable[[str], None]) -> int:
-    """Run the run in ``directory`` in so many processes until it is over; return the exit code."""
-    logging.disable(logging.ERROR)  # the failure is said below, once
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // workers)))
+def launch(
+    directory: Path,
+    checkpoints: Path,
+    workers: int,
+    say: Callable[[str], None],
+    *,
+    options: Sequence[str],
+    stall_timeout: float,
+    stop: Callable[[], bool],
+) -> int:
+    """Run the run in ``directory`` in so many processes until it is over; return the exit code.
+
+    ``options``: of `kedge resume`. When ``stop`` says so, the processes are asked to stop after their round.
+    """
     reached, idle = -1, 0
     while True:
-        try:
-            _start(directory, workers)
+        with _started(["resume", *options, "--", str(directory)], workers) as processes:
+            failure = _watch(processes, stall_timeout, say, stop)
+        if failure is None:
             return 0
-        except SignalException as stopped:
-            return 128 + stopped.sigval
-        except ChildFailedError as error:
-            # Those that lost it, or that the launcher then told to end, are not the cause.
-            codes = (LOST, -signal.SIGTERM)
-            rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode in codes)
-        if failure.exitcode > 0 and failure.exitcode != LOST:  # it has said itself why it ended
-            return failure.exitcode
+        if failure.has_said_why:
+            assert failure.code is not None
+            return failure.code
+        if stop():
+            say(f"interrupted; `kedge resume {directory}` goes on")
+            return 1
         before, reached = reached, Checkpoints(checkpoints).newest()
         idle = 0 if reached > before else idle + 1
         if idle >= TRIES:
-            why = f"{_why(failure)} {TRIES} times in a row"
-            say(f"process {rank} of {workers} {why} before round {max(0, reached) + 1} was saved; the run ends here")
+            why = f"{failure} {TRIES} times in a row"
+            where = f"before round {max(0, reached) + 1} was saved"
+            say(f"process {failure.rank} of {workers} {why} {where}; the run ends here")
             return 1
-        say(f"process {rank} of {workers} {_why(failure)}; all start again from round {max(0, reached)}")
+        say(f"process {failure.rank} of {workers} {failure}; all start again from round {max(0, reached)}")
 
 
-def _start(directory: Path, workers: int) -> None:
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=workers,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-    )
-    elastic_launch(config, sys.executable)("-m", "kedge", "resume", str(directory))
+class _Process(NamedTuple):
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
 
 
-def _why(failure: ProcessFailure) -> str:
-    if failure.exitcode == LOST:
-        return "lost another one"
-    return f"was ended by {signal.Signals(-failure.exitcode).name}"
+@contextmanager
+def _started(arguments: Sequence[str], workers: int) -> Iterator[list[_Process]]:
+    """Start the processes, each with a socket to every other one and to this one; in the end none is left."""
+    processes: list[_Process] = []
+    _allow_files(workers * (workers + 1) + FILES)
+    # They import what this process does.
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // workers))),
+        "WORLD_SIZE": str(workers),
+    }
+    try:
+        for rank, peers in enumerate(mesh(workers)):
+            ours, theirs = socket.socketpair()
+            inherited = [peer.fileno() for _, peer in sorted(peers.items())]
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), SOCKETS: " ".join(map(str, inherited))}
+            command = [sys.executable, "-P", program.__file__, str(theirs.fileno()), *arguments]
+            with theirs, _unheard(TERMINALS):
+                process = subprocess.Popen(command, env=environment | own, pass_fds=[theirs.fileno(), *inherited])
+            processes.append(_Process(process, ours))
+            for peer in peers.values():
+                peer.close()
+    except OSError as error:
+        _end(processes)
+        raise UsageError(f"workers is {workers}, but so many cannot be started: {error.strerror}") from error
+    try:
+        yield processes
+    finally:
+        _end(processes)
+
+
+def _end(processes: Sequence[_Process]) -> None:
+    for process, _ in processes:
+        process.kill()
+    for process, end in processes:
+        process.wait()
+        end.close()
+
+
+def _allow_files(count: int) -> None:
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < count:
+            with suppress(ValueError, OSError):  # then a socket says what is missing
+                resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+@contextmanager
+def _unheard(signals: set[signal.Signals]) -> Iterator[None]:
+    """Start a process that never hears these signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch(
+    processes: Sequence[_Process], stall_timeout: float, say: Callable[[str], None], stop: Callable[[], bool]
+) -> Failure | None:
+    """Wait until all processes have ended well, or return the failure of one."""
+    silence = Silence(len(processes), stall_timeout, say, playing=False)
+    asked, first, deadline = False, None, float("inf")
+    with selectors.DefaultSelector() as selector:
+        for rank, (_, end) in enumerate(processes):
+            selector.register(end, selectors.EVENT_READ, rank)
+        while True:
+            for key, _ in selector.select(PATIENCE):
+                signs = _signs(processes[key.data].socket)
+                if not signs:  # it has ended
+                    selector.unregister(key.fileobj)
+                    continue
+                silence.heard(key.data)
+                for sign, plays in ((JOINED, True), (LEFT, False)):
+                    if sign in signs:
+                        silence.plays(key.data, plays)
+            codes = [process.poll() for process, _ in processes]
+            failed = [Failure(rank, code) for rank, code in enumerate(codes) if code]
+            for rank, code in enumerate(codes):
+                if code is not None:
+                    silence.ended(rank)
+            if failed and first is None:
+                first = min(failed, key=lambda failure: failure.code == LOST)
+                deadline = time.monotonic() + (FAREWELL if first.has_said_why else SHORT_FAREWELL)
+            if None not in codes or time.monotonic() >= deadline:
+                # Whoever lost another one is not the cause, though it may have ended first.
+                return min(failed, key=lambda failure: (failure.code == LOST, failure != first), default=None)
+            if not asked and stop():
+                asked = True
+                for process, _ in processes:
+                    process.terminate()
+            if (stalled := silence.look()) is not None:
+                return Failure(stalled, None)
+
+
+def _signs(end: socket.socket) -> bytes:
+    """Return the signs of life; none if the process has ended."""
+    with suppress(OSError):
+        return end.recv(4096)
+    return b""
 
 
 def check_workers(workers: int, shards: int) -> None:
     """Refuse a number of processes that cannot all have a shard."""
     if workers > shards:
         raise UsageError(f"workers is {workers}, but must be at most shards, which is {shards}")
+    if os.name != "posix":
+        raise UsageError(f"workers is {workers}, but must be 1 on this system; torchrun starts several processes")

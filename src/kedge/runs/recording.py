@@ -60,7 +60,7 @@ class Recording:
     def _resume(self, directory: RunDirectory, rounds: int) -> None:
         assert self._checkpoints is not None
         rows = directory.repaired_rows()
-        like = Like(self._run.server_state(), self._run.row_template(), len(self._run.federation))
+        like = Like(self._run.server_state(), self._run.row_template, len(self._run.federation))
         loaded = self._checkpoints.load(self._fingerprint, len(rows), like)
         reached = max([loaded.manifest.round if loaded else 0, *(int(row["round"]) for row in rows)])
         if reached > rounds:
@@ -70,7 +70,7 @@ class Recording:
             self._before = loaded.manifest.seconds
             self._compare(loaded.manifest.written_with, loaded.manifest.round)
         self._recorded = {int(row["round"]): row for row in rows if row["round"] > self._run.round}
-        self.history = [row for row in rows if row["round"] <= self._run.round]
+        self.history[:] = [row for row in rows if row["round"] <= self._run.round]
         self._before = max([self._before, *(row.get("seconds", 0.0) for row in rows)])
         if self._run.round < rounds:
             directory.reopen()
@@ -78,10 +78,10 @@ class Recording:
     def _restore(self, loaded: Loaded | None) -> None:
         """Go to the checkpoint that rank 0 has loaded; the other ranks are sent it."""
         run = self._run
-        (found,) = run.ranks.agree(loaded is not None)
+        (found,) = run.processes.agree(loaded is not None)
         if found:
-            state = run.ranks.share(loaded.state if loaded else run.server_state())
-            run.restore(state, run.ranks.share_rows(loaded.rows if loaded else (), run.row_template()))
+            state = run.processes.share(loaded.state if loaded else run.server_state())
+            run.restore(state, run.processes.share_rows(loaded.rows if loaded else (), run.row_template))
 
     def _compare(self, written_with: Mapping[str, Any], round: int) -> None:
         for key, here in self._written_with.items():
@@ -129,7 +129,7 @@ class Recording:
         """Save a checkpoint, with every row of client state or what changed; all ranks must call it."""
         run, schedule = self._run, self._schedule
         if self._directory is None or self._checkpoints is None:
-            for _ in run.all_client_rows(changed=not every):
+            for _ in run.client_rows(changed=not every):
                 pass
             run.settle()
             return
@@ -137,7 +137,7 @@ class Recording:
         self._directory.flush_metrics()
         self._checkpoints.save(
             run.server_state(),
-            lambda changed: run.all_client_rows(changed=changed),
+            lambda changed: run.client_rows(changed=changed),
             seconds=self.seconds(),
             records=len(self.history),
             fingerprint=self._fingerprint,
@@ -148,7 +148,7 @@ class Recording:
 
     def checkpoint_now(self) -> None:
         """Save a checkpoint unless there are to be none."""
-        due, every = self._run.ranks.agree(self.is_due(now=True), self.wants_all)
+        due, every = self._run.processes.agree(self.is_due(now=True), self.wants_all)
         if due:
             self.checkpoint(every=every)
 

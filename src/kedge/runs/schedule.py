@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from kedge.checks import whole
 from kedge.errors import UsageError, shown
-from kedge.problem.checks import whole
 
 SHARE = 0.02
 """Of the time, what checkpoints may take by default."""

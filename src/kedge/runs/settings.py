@@ -4,14 +4,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-QUADRATICS = "quadratics"
-"""The problem that has no data."""
-
-QUADRATICS_ONLY = frozenset({"dim", "heterogeneity", "sigma"})
-"""Keys of the section data that only quadratics reads."""
-
 STATE_MEMORY = "4GB"
 """The clients' state to keep in memory, unless told otherwise."""
+
+
+STALL_TIMEOUT = 300.0
+"""Seconds after which a process that does not answer counts as lost, unless told otherwise."""
 
 
 class _Section(BaseModel):
@@ -71,6 +69,7 @@ class Run(_Section):
     device: str = "cpu"
     engine: str = "auto"
     workers: int = 1  # processes
+    stall_timeout: float = STALL_TIMEOUT  # seconds until a process that does not answer counts as lost
     threads: int | None = None  # clients at once in each process; None: one a core
     shards: int = 16
     state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file

@@ -1,7 +1,8 @@
 """`simulate`: run one algorithm on one federation, evaluate it, and keep what happened."""
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +12,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
+from kedge.checks import byte_size, whole
+from kedge.client import Loss
 from kedge.errors import FailedRunError, UsageError
 from kedge.problem import Federation
-from kedge.problem.checks import byte_size, whole
-from kedge.runs.directory import RunDirectory
+from kedge.round import Weights
+from kedge.runs.directory import RunDirectory, environment
+from kedge.runs.live import Callbacks, LiveRun
 from kedge.runs.reader import Row
 from kedge.runs.recording import Recording
 from kedge.runs.schedule import Interval
 from kedge.runs.settings import STATE_MEMORY
 from kedge.simulator import Settings, Simulation
-from kedge.simulator.engines import Loss
 from kedge.simulator.evaluate import evaluate, evaluate_clients
-from kedge.simulator.ranks import Ranks
-from kedge.simulator.simulation import Weights
-
-Watch = Callable[[int, Row | None], None]
-"""Called after every round with its number and, where it was evaluated, its metrics."""
+from kedge.simulator.fingerprint import fingerprint
+from kedge.simulator.ranks import current_processes
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,7 @@ class Result:
 
     def client(self, number: int) -> dict[str, Tensor]:
         """Return a client's own vectors by name."""
-        if not 0 <= number < len(self.simulation.federation):
-            raise UsageError(f"client {number} does not exist; there are {len(self.simulation.federation)}")
-        if not self.simulation.owns(number):
-            raise UsageError(f"client {number} is not in this process: each has the clients of its own shards")
-        return dict(self.simulation.clients[number]._asdict())
+        return self.simulation.client(number)
 
 
 class DivergedError(FailedRunError):
@@ -83,10 +79,9 @@ def simulate(
     threads: int | None = None,
     shards: int = 16,
     state_memory: int | str = STATE_MEMORY,
-    watch: Watch | None = None,
     checkpoint_every: int | str | None = None,
     resume: bool = False,
-    stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[object] = (),
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
 
@@ -116,11 +111,11 @@ def simulate(
             that a run can have; it changes the last bits of the result.
         state_memory: how much of the clients' state to keep in memory, in bytes or as "500MB"; the rest goes to a
             scratch file in ``out``, or without it where temporary files go. The result does not depend on it.
-        watch: called after every round.
         checkpoint_every: rounds between checkpoints in ``out``, or "30s" for seconds; 0 is only at the end or when
             stopped, "never" not even then. None is as often as takes no more than a fiftieth of the time.
         resume: go on from the last checkpoint in ``out``, if there is one. The result is that of an uninterrupted run.
-        stop: asked after every round; True leaves a checkpoint and returns the result so far.
+        callbacks: objects with some of the methods on_start, on_evaluate, on_round and on_end, which see the live run
+            (`kedge.LiveRun`), may add columns to its rows, ask its clients, and stop it.
     """
     whole("rounds", rounds, 1)
     whole("eval_every", eval_every, 1)
@@ -133,7 +128,7 @@ def simulate(
     interval = Interval.of(checkpoint_every)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to go on from")
-    if not Ranks.current().leads:
+    if not current_processes().leads:
         out = None  # the first process keeps the directory
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
     # Taken before anything is computed, and until the end: nobody else can mean the same directory.
@@ -145,59 +140,75 @@ def simulate(
 
         record = Recording(run, federation, directory, interval)
 
-        def result() -> Result:
-            final = run.flat.exported(run.server.x, run.buffers)
-            return Result(final, record.history, run.cohorts, dict(run.server._asdict()), run)
+        def facts() -> dict[str, Any]:
+            # An engine or a version of its own changes the last bits, and every process folds the replies itself.
+            here = environment() | run.computes_with() | {"rounds": rounds, "resume": resume}
+            return fingerprint(run, federation) | here
 
-        def measured() -> Row | None:
-            return (_measure(run, eval_clients) | {"seconds": record.seconds()}) if run.ranks.leads else None
+        run.processes.check_alike(facts)  # in all of them: only the first one compares with the directory
+
+        def result() -> Result:
+            return Result(run.model, record.history, run.cohorts, run.server, run)
+
+        live, told = LiveRun(run, rounds, record.history), Callbacks(callbacks)
+
+        def evaluated() -> bool:
+            """Evaluate, tell the callbacks and keep the row; return whether everything is finite."""
+            row = _measure(run, eval_clients) | {"seconds": record.seconds()} if run.processes.leads else {}
+            if not _finite(run, row):
+                return False
+            told.tell("on_evaluate", live, row)
+            if run.processes.leads:
+                record.add(row)
+            return True
 
         # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
         with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
+            told.tell("on_start", live)
             for done in range(run.round + 1, rounds + 1):
                 run.advance()
-                row = measured() if done % eval_every == 0 or done == rounds else None
-                finite = _finite(run, row)
-                if row is not None and finite:
-                    record.add(row)
-                if watch is not None and finite:
-                    watch(done, row)
-                asked = stop is not None and done < rounds and stop()
-                diverged, stopped, due, every = run.ranks.agree(not finite, asked, record.is_due(), record.wants_all)
+                finite = evaluated() if done % eval_every == 0 or done == rounds else _finite(run, {})
+                if finite:
+                    told.tell("on_round", live)
+                diverged, stopped, due, every = run.processes.agree(
+                    not finite, live.stopping and done < rounds, record.is_due(), record.wants_all
+                )
                 if diverged:
                     record.diverged()
+                    told.tell("on_end", live)
                     raise DivergedError(_why(run), result())
                 if due:
                     record.checkpoint(every=every)
                 if stopped:
                     record.checkpoint_now()
+                    told.tell("on_end", live)
                     return result()
             last = record.history[-1]["round"] if record.history else 0
-            if last < rounds and (row := measured()) is not None:  # it was stopped here by other settings
-                record.add(row)
+            if run.processes.agree(run.processes.leads and last < rounds)[0]:  # it was stopped here by other settings
+                evaluated()
             final = result()
             record.finish(final.model)
+            told.tell("on_end", live)
         return final
 
 
 def _measure(run: Simulation, eval_clients: bool) -> Row:
     module = run.flat.module
-    run.flat.bind(run.server.x)
-    run.flat.buffers.copy_(run.buffers)
+    moment = run.moment
+    run.flat.bind(moment.state.x)
+    run.flat.buffers.copy_(moment.buffers)
     row: Row = {"round": run.round}
     if run.federation.test is not None:
         row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *run.federation.test).items()}
     if eval_clients:
         row |= evaluate_clients(module, run.loss, run.federation)
-    counters = run.counters
-    return row | {
-        "bytes_down": counters.bytes_down, "bytes_up": counters.bytes_up, "gradients": counters.gradients,
-    }  # fmt: skip
+    return row | {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
 
 
-def _finite(run: Simulation, row: Row | None) -> bool:
-    values = torch.tensor([run.server.x.sum(), (row or {}).get("test_loss", 0.0)])
-    return bool(torch.isfinite(values).all())
+def _finite(run: Simulation, row: Row) -> bool:
+    x, loss = run.moment.state.x, float(row.get("test_loss", 0.0))
+    # A finite sum is the quicker proof, but in half precision the sum of finite numbers may not be finite.
+    return math.isfinite(loss) and bool(x.sum().isfinite() or x.isfinite().all())
 
 
 def _why(run: Simulation) -> str:

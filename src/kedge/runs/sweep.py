@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kedge.checks import whole
 from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
-from kedge.problem.checks import whole
+from kedge.problem import DATASETS
 from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
-from kedge.runs.config import QUADRATICS, Config, absolute_place, check, eval_every, merged
+from kedge.runs.config import Config, absolute_place, check, eval_every, merged
 from kedge.runs.directory import to_toml
 from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
 from kedge.runs.optuna_search import FILE as STUDY
@@ -278,8 +279,10 @@ class Sweep:
         rounds = 0
         for point in points:
             config = self.plan.config(point)
-            if config.data.dataset == QUADRATICS and self.plan.metric == "test_accuracy":
-                raise UsageError("metric is test_accuracy, but quadratics has none; test_loss is what it has")
+            if DATASETS[config.data.dataset].classes is None and self.plan.metric == "test_accuracy":
+                raise UsageError(
+                    f"metric is test_accuracy, but {config.data.dataset} has none; test_loss is what it has"
+                )
             rehearse(config)
             rounds = config.run.rounds
         return rounds

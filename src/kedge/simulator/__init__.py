@@ -1,5 +1,6 @@
 """The simulator: a whole federation on one machine."""
 
-from kedge.simulator.simulation import Counters, Settings, Simulation
+from kedge.round import Settings
+from kedge.simulator.simulation import Answer, Simulation
 
-__all__ = ["Counters", "Settings", "Simulation"]
+__all__ = ["Answer", "Settings", "Simulation"]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kedge.errors import RunWarning, UsageError
 from kedge.files import make_directory, read, refuse_link, remove, write_atomically
-from kedge.simulator.ranks import Rows
+from kedge.simulator.store import Rows
 
 FORMAT = 2
 """The version of the format that is written; a newer one is refused. Format 1 had a shorter fingerprint."""

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.client import Loss
 from kedge.problem import Federation
-from kedge.simulator.engines import Loss
 
 CHUNK = 2048
 

@@ -1,157 +1,291 @@
-"""Many processes, on one machine or many: the ranks of torch.distributed, each with the clients of whole shards.
+"""The processes of a run: this one alone, or ranks on one machine or many, behind one interface.
 
-The server's state is on every rank; a client's own is on the rank that has its shard. Only rank 0 reads and writes
+The server's state is on every rank; a client's own is on the rank that played it last. Only rank 0 reads and writes
 files.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from kedge.errors import LostProcessError
-from kedge.simulator.shards import Node, Values, halves, is_leaf
+from kedge.errors import UnlikeError
+from kedge.simulator.shards import Node, Values, completed
+from kedge.simulator.store import Rows
+from kedge.simulator.transport import Transport, current
 
-Rows = dict[str, Tensor]
-"""Rows of client state: the numbers of the `clients`, and a row of every field for each."""
+Move = tuple[int, int]
+"""From which rank to which a client's state goes."""
+
+CHUNK = 1 << 21
+"""Bytes of a sum that are sent at a time."""
 
 ALIGNMENT = 16
 """Bytes: where a tensor begins in a message."""
 
+ABSENT = ...
+"""Stands for a fact that a rank does not have."""
 
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those of a run; alone, unless torch.distributed was initialised."""
 
-    rank: int = 0
-    count: int = 1
+class Processes(Protocol):
+    """What a run needs of its processes. Where there are several, all must make the same calls in the same order."""
 
-    @classmethod
-    def current(cls) -> "Ranks":
-        """Return what torch.distributed says."""
-        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else cls()
+    @property
+    def rank(self) -> int:
+        """Which process this is."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
-        return self.rank == 0
-
-    def owner(self, shard: int, shards: int) -> int:
-        """Return the rank that has a shard: each has a run of neighbours, of equal length but for one."""
-        return shard * self.count // shards
+        ...
 
     def agree(self, *flags: bool) -> list[bool]:
         """Return, for each flag, whether any rank has set it."""
-        if self.count == 1:
-            return list(flags)
-        common = torch.tensor(flags, dtype=torch.int32)
-        with _together():
-            dist.all_reduce(common, dist.ReduceOp.MAX)
-        return [bool(flag) for flag in common]
+        ...
 
-    def branches(self, shards: int) -> list[list[Node]]:
-        """Return, for each rank, the largest branches of the tree of shards that are all its own, in their order."""
+    def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """Refuse to run unless all ranks have the same facts; each says the first difference."""
+        ...
 
-        def own(node: Node, rank: int) -> list[Node]:
-            first, last = self.owner(node[0], shards), self.owner(node[1] - 1, shards)
-            if first == last == rank:
-                return [node]
-            if is_leaf(node) or not first <= rank <= last:
-                return []
-            return [branch for half in halves(node) for branch in own(half, rank)]
-
-        return [own((0, shards), rank) for rank in range(self.count)]
-
-    def gather(
-        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
-    ) -> dict[Node, Values]:
-        """Return the sums of all branches; ``branches`` says which rank gives which, and this one gives ``own``.
+    def total(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], tree: Node, layout: Sequence[Tensor]
+    ) -> Values:
+        """Return the sum over the whole tree; ``branches`` says which rank gives which, and this one gives ``own``.
 
         ``layout``: tensors of the shapes, dtypes and device of what belongs to a branch.
         """
-        places, width = _places(layout)
-        message = layout[0].new_empty(max(map(len, branches)), width, dtype=torch.uint8)
-        for row, node in zip(message, branches[self.rank], strict=False):
-            for (begin, end), tensor in zip(places, own[node], strict=True):
-                row[begin:end] = tensor.reshape(-1).contiguous().view(torch.uint8)
-        messages = [torch.empty_like(message) for _ in branches]
-        with _together():
-            dist.all_gather(messages, message)
-        found: dict[Node, Values] = {}
-        for nodes, rows in zip(branches, messages, strict=True):
-            for node, row in zip(nodes, rows, strict=False):
-                parts = zip(places, layout, strict=True)
-                found[node] = [row[begin:end].view(like.dtype).view(like.shape) for (begin, end), like in parts]
-        return found
+        ...
+
+    def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
+        """Send rows to other ranks and return what they sent here: of each move so many rows; ``like`` has one."""
+        ...
 
     def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return rank 0's tensors; the others give some of the same shapes and dtypes."""
-        if self.count == 1:
-            return tensors
-        shared = {name: tensor.clone() for name, tensor in tensors.items()}
-        for name in sorted(shared):
-            _broadcast(shared[name])
-        return shared
+        ...
 
     def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
         """Return rank 0's portions of client rows; ``like`` has one row."""
-        if self.count == 1:
-            yield from portions
-            return
-        if self.leads:
-            for portion in portions:
-                _broadcast(torch.tensor(len(portion["clients"])))
-                yield self.share(portion)
-            _broadcast(torch.tensor(0))
-            return
-        while rows := _broadcast(torch.tensor(0)):
-            yield self.share(_rows_like(like, int(rows)))
+        ...
 
     def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
         """Return, on rank 0, the portions of client rows of all ranks; ``like`` has one row."""
+        ...
+
+
+def current_processes() -> Processes:
+    """Return this process among those that a launcher or torch.distributed has started; else, alone."""
+    rank, count, transport = current()
+    return Alone() if count == 1 else Ranks(rank, count, transport)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process: nothing is sent."""
+
+    rank: int = 0
+    count: int = 1
+    leads: bool = True
+
+    def agree(self, *flags: bool) -> list[bool]:
+        """As the protocol says."""
+        return list(flags)
+
+    def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """As the protocol says."""
+
+    def total(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], tree: Node, layout: Sequence[Tensor]
+    ) -> Values:
+        """As the protocol says."""
+        return _complete(tree, own)
+
+    def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
+        """As the protocol says."""
+        return {}
+
+    def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As the protocol says."""
+        return tensors
+
+    def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """As the protocol says."""
+        return iter(portions)
+
+    def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """As the protocol says."""
+        return iter(portions)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One of several processes."""
+
+    rank: int
+    count: int
+    transport: Transport
+
+    @property
+    def leads(self) -> bool:
+        """As the protocol says."""
+        return self.rank == 0
+
+    def agree(self, *flags: bool) -> list[bool]:
+        """As the protocol says."""
+        return [bool(flag) for flag in self._all(torch.tensor(flags, dtype=torch.uint8)).amax(0)]
+
+    def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """As the protocol says."""
+        text = json.dumps(facts()).encode()
+        digest = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
+        if bool((self._all(digest) == digest).all()):
+            return
+        longest = int(self._all(torch.tensor(len(text))).amax())
+        padded = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
+        first, *others = (json.loads(bytes(row.tolist())) for row in self._all(padded))
+        for rank, other in enumerate(others, 1):
+            for key in [*first, *other]:
+                if first.get(key, ABSENT) != other.get(key, ABSENT):
+                    raise UnlikeError(
+                        f"the processes of this run differ: {key} is {first.get(key, ABSENT)!r} for process 0, "
+                        f"but {other.get(key, ABSENT)!r} for process {rank}"
+                    )
+
+    def _all(self, tensor: Tensor) -> Tensor:
+        """Return a small tensor of every rank, as rows."""
+        rows = tensor.new_empty(self.count, *tensor.shape)
+        self.transport.all_gather(rows.unbind(), tensor)
+        return rows
+
+    def total(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], tree: Node, layout: Sequence[Tensor]
+    ) -> Values:
+        """As the protocol says. Large vectors go in pieces, which stay in the caches until they are added."""
+        result = [torch.empty_like(like) for like in layout]
+        for pieces in _pieces(layout):
+            likes = [_piece(layout, piece) for piece in pieces]
+            places, width = _places(likes)
+            message = layout[0].new_empty(max(map(len, branches)), width, dtype=torch.uint8)
+            for row, node in zip(message, branches[self.rank], strict=False):
+                for (begin, end), piece in zip(places, pieces, strict=True):
+                    row[begin:end] = _piece(own[node], piece).contiguous().view(torch.uint8)
+            messages = [torch.empty_like(message) for _ in branches]
+            self.transport.all_gather(messages, message)
+            parts = {
+                node: [row[begin:end].view(like.dtype) for (begin, end), like in zip(places, likes, strict=True)]
+                for nodes, rows in zip(branches, messages, strict=True)
+                for node, row in zip(nodes, rows, strict=False)
+            }
+            for piece, value in zip(pieces, _complete(tree, parts), strict=True):
+                _piece(result, piece).copy_(value)
+        return result
+
+    def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
+        """As the protocol says."""
+        found: dict[Move, Rows] = {}
+        # All ranks go through the moves in one order, so nobody waits for somebody who waits for him.
+        for move in sorted({*outgoing, *incoming}):
+            if move in outgoing:
+                for name in sorted(like):
+                    self.transport.send(outgoing[move][name], move[1])
+            else:
+                found[move] = _rows_like(like, incoming[move])
+                for name in sorted(like):
+                    self.transport.receive(found[move][name], move[0])
+        return found
+
+    def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As the protocol says."""
+        shared = {name: tensor.clone() for name, tensor in tensors.items()}
+        for name in sorted(shared):
+            self.transport.broadcast(shared[name])
+        return shared
+
+    def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """As the protocol says."""
+        if self.leads:
+            for portion in portions:
+                self._count(len(portion["clients"]))
+                yield self.share(portion)
+            self._count(0)
+            return
+        while rows := self._count(0):
+            yield self.share(_rows_like(like, rows))
+
+    def _count(self, number: int) -> int:
+        """Return rank 0's number."""
+        shared = torch.tensor(number)
+        self.transport.broadcast(shared)
+        return int(shared)
+
+    def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
+        """As the protocol says."""
         if self.leads:
             yield from portions
             for rank in range(1, self.count):
                 yield from self._received(rank, like)
             return
-        with _together():
-            for portion in portions:
-                dist.send(torch.tensor(len(portion["clients"])), 0)
-                for name in sorted(portion):
-                    dist.send(portion[name].contiguous(), 0)
-            dist.send(torch.tensor(0), 0)
+        for portion in portions:
+            self.transport.send(torch.tensor(len(portion["clients"])), 0)
+            for name in sorted(portion):
+                self.transport.send(portion[name], 0)
+        self.transport.send(torch.tensor(0), 0)
 
-    @staticmethod
-    def _received(rank: int, like: Rows) -> Iterator[Rows]:
-        while rows := _receive(torch.tensor(0), rank):
+    def _received(self, rank: int, like: Rows) -> Iterator[Rows]:
+        while True:
+            rows = torch.tensor(0)
+            self.transport.receive(rows, rank)
+            if not rows:
+                return
             portion = _rows_like(like, int(rows))
             for name in sorted(portion):
-                _receive(portion[name], rank)
+                self.transport.receive(portion[name], rank)
             yield portion
 
 
-@contextmanager
-def _together() -> Iterator[None]:
-    """Say what an error of the transport means."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostProcessError(f"another process of this run is gone: {error}") from error
+class _Piece(NamedTuple):
+    """Some numbers of one of several tensors."""
+
+    tensor: int
+    begin: int
+    end: int
 
 
-def _broadcast(tensor: Tensor) -> Tensor:
-    with _together():
-        dist.broadcast(tensor, 0)
-    return tensor
+def _piece(tensors: Sequence[Tensor], piece: _Piece) -> Tensor:
+    return tensors[piece.tensor].reshape(-1)[piece.begin : piece.end]
 
 
-def _receive(tensor: Tensor, rank: int) -> Tensor:
-    with _together():
-        dist.recv(tensor, rank)
-    return tensor
+def _pieces(layout: Sequence[Tensor]) -> Iterator[list[_Piece]]:
+    """Divide tensors into pieces, and these into groups of at most `CHUNK` bytes."""
+    group: list[_Piece] = []
+    room = CHUNK
+    for number, tensor in enumerate(layout):
+        begin = 0
+        while begin < tensor.numel() or tensor.numel() == begin == 0:
+            fits = min(tensor.numel() - begin, max(1, room // tensor.element_size()))
+            group.append(_Piece(number, begin, begin + fits))
+            begin, room = begin + max(1, fits), room - fits * tensor.element_size()
+            if room < ALIGNMENT:
+                yield group
+                group, room = [], CHUNK
+    if group:
+        yield group
+
+
+def _complete(tree: Node, parts: Mapping[Node, Values]) -> Values:
+    total = completed(tree, parts)
+    assert total is not None, "somebody has replied"
+    return total
 
 
 def _rows_like(like: Rows, rows: int) -> Rows:

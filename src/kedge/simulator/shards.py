@@ -5,7 +5,7 @@ part of it, one process or many of which each has neighbouring shards, the resul
 with a whole branch of the tree need not send more than its sum.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,50 +16,65 @@ Node = tuple[int, int]
 Values = Sequence[Tensor]
 
 
-class Replies:
-    """Replies in the order of the clients, of which the next one's shard can be seen."""
+class Sums:
+    """Adds up the replies of some branches, in the order of the clients. What is finished is joined, to free memory."""
 
-    def __init__(self, replies: Iterable[tuple[int, Values]]) -> None:
-        self._replies = iter(replies)
-        self._next = next(self._replies, None)
+    def __init__(self, branches: Sequence[Node]) -> None:
+        self._branches = branches
+        self._parts: dict[Node, Values] = {}
+        self._shard = 0
+        self._sum: list[Tensor] | None = None
+        self._own = False  # whether the running sum may be changed: nothing is copied before there is something to add
 
-    def of(self, shard: int) -> Iterator[Values]:
-        """Take the replies of a shard, if they are the next ones."""
-        while self._next is not None and self._next[0] == shard:
-            yield self._next[1]
-            self._next = next(self._replies, None)
+    def add(self, shard: int, values: Values) -> None:
+        """Add the values of the next client."""
+        if shard != self._shard:
+            self._finish(shard)
+        if self._sum is None:
+            self._sum, self._own = list(values), False
+        elif self._own:
+            for one, other in zip(self._sum, values, strict=True):
+                one.add_(other)
+        else:
+            self._sum, self._own = _added(self._sum, values), True
+
+    def finished(self) -> dict[Node, Values]:
+        """Return the sums of the branches; empty ones are left out."""
+        self._finish(max((end for _, end in self._branches), default=0))
+        return self._parts
+
+    def _finish(self, shard: int) -> None:
+        """Take all shards before this one as complete."""
+        if self._sum is not None:
+            self._parts[self._shard, self._shard + 1] = self._sum
+            self._sum = None
+        self._shard = shard
+        nodes = (node for branch in self._branches for node in within(branch, 0, shard))
+        parts = {node: completed(node, self._parts) for node in nodes}
+        self._parts = {node: values for node, values in parts.items() if values is not None}
 
 
-def summed(node: Node, replies: Replies) -> Values | None:
-    """Return the sum of the replies of a branch; None if there are none."""
-    if is_leaf(node):
-        total: list[Tensor] | None = None
-        fresh = False  # nothing is copied before there is something to add
-        for values in replies.of(node[0]):
-            if total is None:
-                total = list(values)
-            elif fresh:
-                for one, other in zip(total, values, strict=True):
-                    one.add_(other)
-            else:
-                total, fresh = _added(total, values), True
-        return total
+def within(node: Node, first: int, end: int) -> list[Node]:
+    """Return the largest branches of a branch whose shards are all from ``first`` up to ``end``, in their order."""
+    if first <= node[0] and node[1] <= end:
+        return [node]
+    if node[1] <= first or end <= node[0]:
+        return []
     left, right = halves(node)
-    return joined(summed(left, replies), summed(right, replies))
+    return within(left, first, end) + within(right, first, end)
 
 
 def completed(node: Node, parts: Mapping[Node, Values]) -> Values | None:
-    """Return the sum of a branch from those of others within it."""
+    """Return the sum of a branch from those of others within it; None if there are none."""
     if node in parts:
         return parts[node]
-    if is_leaf(node):
+    if node[1] - node[0] == 1:
         return None
     left, right = halves(node)
-    return joined(completed(left, parts), completed(right, parts))
+    return _joined(completed(left, parts), completed(right, parts))
 
 
-def joined(left: Values | None, right: Values | None) -> Values | None:
-    """Return the sum of two branches."""
+def _joined(left: Values | None, right: Values | None) -> Values | None:
     if left is None or right is None:
         return right if left is None else left
     return _added(left, right)
@@ -67,11 +82,6 @@ def joined(left: Values | None, right: Values | None) -> Values | None:
 
 def _added(left: Values, right: Values) -> list[Tensor]:
     return [torch.add(one, other) for one, other in zip(left, right, strict=True)]
-
-
-def is_leaf(node: Node) -> bool:
-    """Whether a branch is one shard."""
-    return node[1] - node[0] == 1
 
 
 def halves(node: Node) -> tuple[Node, Node]:

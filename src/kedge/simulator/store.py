@@ -4,7 +4,8 @@ import math
 import mmap
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.errors import UsageError
+
+Rows = dict[str, Tensor]
+"""Rows of client state: the numbers of the `clients`, and a row of every field for each."""
+
+PORTION = 1 << 27
+"""Bytes of client state that are copied at a time."""
 
 
 class ClientStore:
@@ -54,10 +61,6 @@ class ClientStore:
             else:
                 self._scratch[client] = state
 
-    def touched(self) -> Iterator[tuple[int, Any]]:
-        """Return the clients that have a state of their own, and it."""
-        return ((client, self[client]) for client in self.clients(changed=False))
-
     def clients(self, *, changed: bool) -> list[int]:
         """Return the clients that have a state of their own, or only those whose state is not settled."""
         return sorted(self._changed if changed else [*self._rows, *self._scratch])
@@ -65,6 +68,59 @@ class ClientStore:
     def count_changed(self) -> int:
         """Count the clients whose state changed since it was last settled."""
         return len(self._changed)
+
+    @cached_property
+    def template(self) -> Rows:
+        """One row, for its shapes."""
+        row = self._initial()._asdict()
+        vectors = {f"client.{name}": vector[None] for name, vector in row.items()}
+        return {"clients": torch.zeros(1, dtype=torch.int64)} | vectors
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the algorithm keeps no client state."""
+        return len(self.template) == 1
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of one client's state."""
+        return sum(tensor.nbytes for name, tensor in self.template.items() if name.startswith("client."))
+
+    def rows(self, clients: list[int]) -> Rows:
+        """Return the states of some clients."""
+        if not clients:
+            return {name: tensor[:0] for name, tensor in self.template.items()}
+        states = [self[client] for client in clients]
+        fields = zip(states[0]._fields, zip(*states, strict=True), strict=True)
+        return {"clients": torch.tensor(clients)} | {f"client.{name}": torch.stack(rows) for name, rows in fields}
+
+    def changed(self, clients: list[int]) -> Tensor:
+        """Say of some clients whether their state changed since `settle`."""
+        return torch.tensor([client in self._changed for client in clients], dtype=torch.uint8)
+
+    def portions(self, *, changed: bool) -> Iterator[Rows]:
+        """Return all rows, or those that changed since `settle`, in portions of bounded size."""
+        size, clients = max(1, PORTION // max(1, self.row_bytes)), self.clients(changed=changed)
+        return (self.rows(clients[at : at + size]) for at in range(0, len(clients), size))
+
+    def put(self, rows: Rows, wanted: Callable[[int], bool] = lambda client: True) -> None:
+        """Take rows of the wanted clients, by default all; ``rows["changed"]`` may say which are not settled."""
+        kind, fields = type(self._initial()), {k: like for k, like in self.template.items() if k != "clients"}
+        flags = rows.get("changed", torch.ones(len(rows["clients"]))).tolist()
+        for at, client in enumerate(rows["clients"].tolist()):
+            if wanted(client):  # copied, lest one row keep its whole portion in memory
+                self[client] = kind(*(rows[name][at].to(like.device, copy=True) for name, like in fields.items()))
+                if not flags[at]:
+                    self._changed.discard(client)
+
+    def drop(self, clients: Iterable[int]) -> None:
+        """Forget clients whose state is somewhere else now."""
+        for client in clients:
+            self._changed.discard(client)
+            if client in self._scratch:
+                self._scratch.drop(client)
+            elif client in self._rows:
+                self._room += sum(vector.nbytes for vector in self._rows.pop(client))
 
     def settle(self) -> None:
         """Take the present state as saved."""
@@ -81,6 +137,8 @@ class Scratch:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._end = 0  # how many slots the file has
         self._file: IO[bytes] | None = None
         self._kind: Any = None
         self._fields: list[tuple[torch.Size, torch.dtype, torch.device]] = []
@@ -108,8 +166,14 @@ class Scratch:
         if client in self._slots:
             self._mapped(client, mmap.ACCESS_WRITE)[: content.size] = content
         else:
-            self._append(content)
-            self._slots[client] = len(self._slots)  # only now may a reader find it
+            slot = self._free.pop() if self._free else self._end
+            self._write(content, slot)
+            self._end = max(self._end, slot + 1)
+            self._slots[client] = slot  # only now may a reader find it
+
+    def drop(self, client: int) -> None:
+        """Free the place of a row."""
+        self._free.append(self._slots.pop(client))
 
     def _fit(self, state: Any) -> None:
         fields = [(vector.shape, vector.dtype, vector.device) for vector in state]
@@ -120,13 +184,13 @@ class Scratch:
         if fields != self._fields:
             raise UsageError("a client's state must keep its shapes and dtypes, but an exchange has changed them")
 
-    def _append(self, content: NDArray[np.uint8]) -> None:
+    def _write(self, content: NDArray[np.uint8], slot: int) -> None:
         """Write a new row. Not by mapping: on a full disk that ends the process, and writing raises an error."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  (closed with the store)
                 weakref.finalize(self, self._file.close)
-            self._file.seek(len(self._slots) * self._stride)
+            self._file.seek(slot * self._stride)
             self._file.write(content.data)
             self._file.write(bytes(self._stride - content.size))
             self._file.flush()

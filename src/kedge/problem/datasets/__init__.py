@@ -1,24 +1,28 @@
 """The data sets by name."""
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import unknown
-from kedge.problem.checks import check_options, whole_seed
+from kedge.checks import check_options, whole_seed
+from kedge.errors import UsageError, unknown
 from kedge.problem.datasets import cifar, digits, mnist, synthetic
-from kedge.problem.datasets.base import DataSet, Progress, Source
+from kedge.problem.datasets.base import DataSet, Entry, Progress, Source
+from kedge.problem.quadratics import quadratics
 
-__all__ = ["DATASETS", "DataSet", "Progress", "load_dataset"]
+__all__ = ["DATASETS", "DataSet", "Entry", "Progress", "load_dataset"]
 
-DATASETS: dict[str, Callable[..., DataSet]] = {
-    "digits": digits.load,
-    "synthetic": synthetic.load,
-    "mnist": partial(mnist.load, "mnist"),
-    "fashion-mnist": partial(mnist.load, "fashion-mnist"),
-    "cifar10": cifar.load,
+DATASETS: dict[str, Entry] = {
+    "digits": Entry(digits.load, shape=(64,), train=1442, test=355, classes=10),
+    "synthetic": Entry(synthetic.load, shape=(60,), classes=10, model="logistic", partition="by-user"),
+    "mnist": Entry(partial(mnist.load, "mnist"), shape=(1, 28, 28), train=60_000, test=10_000, classes=10),
+    "fashion-mnist": Entry(
+        partial(mnist.load, "fashion-mnist"), shape=(1, 28, 28), train=60_000, test=10_000, classes=10
+    ),
+    "cifar10": Entry(partial(cifar.load, "cifar10"), shape=(3, 32, 32), train=50_000, test=10_000, classes=10),
+    "cifar100": Entry(partial(cifar.load, "cifar100"), shape=(3, 32, 32), train=50_000, test=10_000, classes=100),
+    "quadratics": Entry(make=quadratics, differ_by="heterogeneity"),
 }
 
 
@@ -38,10 +42,18 @@ def load_dataset(
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
-    check_options(f"data set {name!r}", DATASETS[name], options)
-    root = Path(data_dir or os.environ.get("KEDGE_DATA") or "~/.cache/kedge")
+    load = DATASETS[name].load
+    if load is None:
+        raise UsageError(f"{name} brings its own clients, model and loss: use kedge.{name}() instead")
+    check_options(f"data set {name!r}", load, options)
+    return load(Source(_root(data_dir), download, whole_seed(seed), progress), **options)
+
+
+def _root(data_dir: str | Path | None) -> Path:
+    given = data_dir or os.environ.get("KEDGE_DATA")
     try:
-        root = root.expanduser()
-    except RuntimeError:  # a user without a home: nothing is to be put into a folder named ~
-        download = False
-    return DATASETS[name](Source(root, download, whole_seed(seed), progress), **options)
+        return Path(given or "~/.cache/kedge").expanduser()
+    except RuntimeError:  # neither HOME nor an entry in the table of users
+        if given:
+            return Path(given)
+        raise UsageError("there is no home directory to look for data in; set --data-dir or KEDGE_DATA") from None

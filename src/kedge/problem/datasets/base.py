@@ -1,5 +1,6 @@
-"""What a loader is given and what it returns."""
+"""What a data set is: its facts, what its loader is given, and what that returns."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 from torch import Tensor
+
+from kedge.problem.quadratics import Quadratics
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes received so far and, if the server tells, the bytes in all."""
@@ -31,3 +34,30 @@ class Source:
     download: bool
     seed: int
     progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set by its facts, known before anything is loaded. What its options decide is None.
+
+    Either ``load`` returns samples, which a partition divides between clients, or ``make`` returns a whole problem:
+    clients, model and loss, of ``clients`` and ``seed``. Their other optional parameters are the data set's options.
+    """
+
+    load: Callable[..., DataSet] | None = None
+    make: Callable[..., Quadratics] | None = None
+    shape: tuple[int, ...] | None = None  # of a sample
+    train: int | None = None  # samples
+    test: int | None = None
+    classes: int | None = None  # None: there are no labels, and no accuracy
+    model: str = "mlp"  # the usual one
+    partition: str = "dirichlet"  # the usual one
+    differ_by: str = "partition"  # the setting that says how the clients differ
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The names of its own options."""
+        function = self.load or self.make
+        assert function is not None, "one of the two is given"
+        parameters = inspect.signature(function).parameters.values()
+        return frozenset(p.name for p in parameters if p.default is not p.empty) - {"clients", "seed"}

@@ -1,13 +1,16 @@
 """Download a file, check it, and let it appear under its name only when it is whole."""
 
-import hashlib
 import http.client
 import os
+import queue
+import threading
+import time
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
@@ -16,7 +19,9 @@ from rich.progress import Progress as Bar
 from kedge.errors import UsageError
 from kedge.problem.datasets.base import Progress, Source
 
-_BLOCK = 1 << 18
+BLOCK = 1 << 18
+SILENCE, TOTAL = 30.0, 3600.0
+"""Seconds that a server may say nothing, and that a file may take in all."""
 
 
 def obtain(source: Source, name: str, folder: Path, files: Sequence[str], fetch: Callable[[Progress], None]) -> None:
@@ -27,7 +32,7 @@ def obtain(source: Source, name: str, folder: Path, files: Sequence[str], fetch:
             with _shown(source.progress) as progress:
                 fetch(progress)
             return
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, EOFError, http.client.HTTPException, ValueError, zlib.error) as error:
             reason = f"and could not be downloaded ({' '.join(str(getattr(error, 'reason', error)).split())})"
     raise UsageError(
         f"{name} is not in {source.root} {reason}; put {', '.join(files)} into {folder}, "
@@ -36,22 +41,62 @@ def obtain(source: Source, name: str, folder: Path, files: Sequence[str], fetch:
 
 
 @contextmanager
-def downloaded(url: str, target: Path, progress: Progress) -> Iterator[Path]:
-    """Yield a temporary file beside ``target`` with the content of ``url``; it is gone afterwards."""
-    with urllib.request.urlopen(url, timeout=30) as response:
-        length = response.headers.get("Content-Length")
-        with _beside(target) as path:
-            with path.open("xb") as file:
-                _copy(response, file, target.name, int(length) if length else None, progress)
-            yield path
+def downloaded(url: str, target: Path, most: int, progress: Progress) -> Iterator[Path]:
+    """Yield a temporary file beside ``target`` with at most ``most`` bytes from ``url``; it is gone afterwards."""
+    deadline = time.monotonic() + TOTAL
+    with _opened(url, target.name, deadline) as response, _beside(target) as path:
+        with path.open("xb") as file:
+            for block in _blocks(response, target.name, most, deadline, progress):
+                file.write(block)
+        yield path
 
 
-def install(content: bytes, target: Path, checksum: str) -> None:
-    """Write ``content`` to ``target`` in one step if it has the ``checksum``, "algorithm:hexadecimal digits"."""
-    algorithm, expected = checksum.split(":")
-    found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-    if found != expected:
-        raise ValueError(f"{target.name} has the {algorithm} checksum {found} and not {expected}")
+def _opened(url: str, name: str, deadline: float) -> Any:
+    """Return the response, once its head is complete."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=SILENCE))
+        except Exception as error:  # to be raised where it is waited for
+            answers.put(error)
+
+    # A head that comes byte by byte never times out, so somebody else waits for it.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        raise _too_long(name) from None
+    try:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+    finally:
+        del answer  # or the error, and the socket in it, would live on in its own traceback
+
+
+def _too_long(name: str) -> TimeoutError:
+    return TimeoutError(f"{name} took longer than {TOTAL:g} seconds")
+
+
+def _blocks(response: Any, name: str, most: int, deadline: float, progress: Progress) -> Iterator[bytes]:
+    length = response.headers.get("Content-Length")
+    total, done = int(length) if length else None, 0
+    # read1 returns what has arrived: a block that comes byte by byte cannot hold the clock up.
+    while block := response.read1(BLOCK):
+        done += len(block)
+        if max(done, total or 0) > most:
+            raise ValueError(f"{name} is larger than {most} bytes")
+        if time.monotonic() > deadline:
+            raise _too_long(name)
+        yield block
+        progress(name, done, total)
+    if total is not None and done < total:
+        raise OSError(f"{name} ended after {done} of {total} bytes")
+
+
+def install(content: bytes, target: Path) -> None:
+    """Write ``content`` to ``target`` in one step."""
     with _beside(target) as path:
         path.write_bytes(content)
         path.replace(target)
@@ -66,14 +111,6 @@ def _beside(target: Path) -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
-
-
-def _copy(response: BinaryIO, file: BinaryIO, name: str, total: int | None, progress: Progress) -> None:
-    done = 0
-    while block := response.read(_BLOCK):
-        file.write(block)
-        done += len(block)
-        progress(name, done, total)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ here at most 1000.
 import numpy as np
 import torch
 
-from kedge.problem.checks import real, whole
+from kedge.checks import affordable, real, whole
+from kedge.errors import shown
 from kedge.problem.datasets.base import DataSet, Source
 
 _FEATURES, _CLASSES = 60, 10
@@ -20,6 +21,8 @@ def load(source: Source, *, users: int = 30, synthetic_alpha: float = 1.0, synth
     users = whole("users", users, 1)
     alpha = real("synthetic_alpha", synthetic_alpha, positive=False)
     beta = real("synthetic_beta", synthetic_beta, positive=False)
+    # A user has 238 samples in the mean; they are copied once.
+    affordable(f"synthetic of {shown(users)} users", users * 238 * 2 * 4 * _FEATURES)
     rng = np.random.Generator(np.random.Philox(source.seed))
     sizes = np.minimum(50 + rng.lognormal(4, 2, users), 1000).astype(np.int64)
     deviation = np.arange(1, _FEATURES + 1) ** -0.6

@@ -1,23 +1,46 @@
 """Engines: ways to run the local steps of a client, chosen by the structure of the model, never by the algorithm."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
+from kedge.client import Loss
 from kedge.errors import UsageError, unknown
 from kedge.problem import Federation
-from kedge.simulator.engines.base import Done, Engine, Job, Loss
-from kedge.simulator.engines.cnn import CNNEngine, stages
-from kedge.simulator.engines.layers import plan
-from kedge.simulator.engines.mlp import MLPEngine
-from kedge.simulator.engines.module import FlatModule, ModuleEngine, try_model
+from kedge.simulator.engines import cnn, mlp, module
+from kedge.simulator.engines.base import Engine, Setup
 
-__all__ = ["ENGINES", "Done", "Engine", "FlatModule", "Job", "Loss", "make_engines", "try_model"]
+__all__ = ["ENGINES", "TABLE", "Engine", "make_engines"]
 
-ENGINES = ("auto", ModuleEngine.name, MLPEngine.name, CNNEngine.name)
-_RUNS = {
-    MLPEngine.name: "stacks of Linear, ReLU, Tanh, Sigmoid and Dropout",
-    CNNEngine.name: "stacks of Conv2d, MaxPool2d, Flatten, Linear, ReLU, Tanh, Sigmoid and Dropout",
-}
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of engine: what it runs, in words and as a function that returns what makes one, or None."""
+
+    name: str
+    runs: str
+    builder: Callable[[Setup], Callable[[], Engine] | None]
+
+
+_LOSSES = "with cross-entropy or a squared error"
+TABLE = (
+    Kind(
+        mlp.MLPEngine.name,
+        f"stacks of Linear, ReLU, Tanh, Sigmoid and Dropout, {_LOSSES}",
+        mlp.builder,
+    ),
+    Kind(
+        cnn.CNNEngine.name,
+        f"stacks of Conv2d, MaxPool2d, Flatten, Linear, ReLU, Tanh, Sigmoid and Dropout, {_LOSSES}",
+        cnn.builder,
+    ),
+    Kind(module.ModuleEngine.name, "any module", module.builder),
+)
+"""The kinds of engines, the fastest first."""
+
+ENGINES = ("auto", *(kind.name for kind in TABLE))
 
 
 def make_engines(
@@ -32,12 +55,10 @@ def make_engines(
     """Return ``count`` engines of the kind ``name``; "auto" takes the fastest that can run the model."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    if name in ("auto", MLPEngine.name):
-        layers = plan(model, loss, federation.labels)
-        if layers is not None:
-            return [MLPEngine(layers, federation, loss, weight_decay) for _ in range(count)]
-    if name in ("auto", CNNEngine.name) and stages(model, loss, federation) is not None:
-        return [CNNEngine(model, federation, loss, weight_decay, device) for _ in range(count)]
-    if name in _RUNS:
-        raise UsageError(f"engine is {name}, but it runs only {_RUNS[name]}, with cross-entropy or a squared error")
-    return [ModuleEngine(model, federation, loss, weight_decay, device) for _ in range(count)]
+    setup = Setup(model, federation, loss, weight_decay, device)
+    asked = [kind for kind in TABLE if name in ("auto", kind.name)]
+    for kind in asked:
+        build = kind.builder(setup)
+        if build is not None:
+            return [build() for _ in range(count)]
+    raise UsageError(f"engine is {name}, but it runs only {asked[0].runs}")

@@ -1,55 +1,44 @@
 """What an engine is: something that runs the local steps of clients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import nn
 
-from kedge.direction import Direction, Vector
-from kedge.exchange import Local, Needs
-
-Loss = Callable[[Any, Tensor], Tensor]
+from kedge.client import ClientSteps, FlatModule, Gradients, Loss
+from kedge.problem import Federation
+from kedge.round import Done, Work
 
 
-@dataclass(frozen=True)
-class Job:
-    """The local steps of a group of clients in one exchange; vectors are (clients, d)."""
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What an engine is made for."""
 
-    rule: Direction
-    start: Vector
-    buffers: Tensor  # the server's
-    eta: float
-    clients: Sequence[int]
-    steps: int
-    batches: NDArray[np.int64] | None  # client i, step k: the samples batches[i, k]; None: all of the client's
-    seeds: NDArray[np.int64] | None  # of the dropout masks of client i, step k; None: the model draws nothing
-    needs: Needs
+    model: nn.Module
+    federation: Federation
+    loss: Loss
+    weight_decay: float
+    device: torch.device
 
-
-@dataclass(frozen=True)
-class Done:
-    """What a job leaves."""
-
-    local: Local
-    buffers: Tensor  # of a group of one
-    gradients: int  # how often each client took a gradient
+    def steps(self, flat: FlatModule, gradients: Gradients) -> ClientSteps:
+        """Return what runs the local steps of the federation's clients with these gradients."""
+        data = self.federation
+        return ClientSteps(flat, gradients, data.features, data.labels, data.indices.__getitem__, self.weight_decay)
 
 
 class Engine(Protocol):
-    """Runs jobs, one at a time; a worker has an engine of its own."""
+    """Runs the local steps of groups of clients, one group at a time; a worker has an engine of its own."""
 
     name: str
 
     def group(self, batch_size: int | None) -> int:
-        """Return how many clients a job with minibatches of this size may hold; None: all of a client's samples."""
+        """Return how many clients a group with minibatches of this size may have; None: all of a client's samples."""
         ...
 
-    def run(self, job: Job) -> Done:
+    def run(self, work: Work) -> Done:
         """Run the local steps of a group of clients. Whom it is with changes no bit of a client's result."""
         ...
 

@@ -5,16 +5,18 @@ zeros to where the kernels are fast. Dropout draws from streams of its own, so c
 of images is left to autograd, because the order of its numbers depends on how torch lays out an image.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from kedge.client import FlatModule, Loss
 from kedge.problem import Federation
-from kedge.simulator.engines.base import Loss
+from kedge.round import Done, Work
+from kedge.simulator.engines.base import Engine, Setup
 from kedge.simulator.engines.layers import ACTIVATIONS, fits, known_loss, unwrapped
-from kedge.simulator.engines.module import ModuleEngine
 
 aten: Any = torch.ops.aten
 
@@ -175,25 +177,19 @@ def _pads_with_zeros(module: nn.Conv2d) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-class CNNEngine(ModuleEngine):
-    """Runs stacks of convolutions, pooling and linear layers without autograd."""
+class WrittenOut:
+    """Takes the gradients of a stack of layers without autograd."""
 
-    name = "fused-cnn"
-
-    def __init__(
-        self, model: nn.Module, federation: Federation, loss: Loss, weight_decay: float, device: torch.device
-    ) -> None:
-        super().__init__(model, federation, loss, weight_decay, device)
-        self._stages = stages(self.flat.module, loss, federation) or []
+    def __init__(self, layers: list[Stage], classes: int, loss: Loss, like: Tensor) -> None:
+        self._stages = layers
         known = known_loss(loss)
         assert known is not None, "stages() has checked the loss"
         self._known = known
         self._first = next(i for i, stage in enumerate(self._stages) if isinstance(stage, _Convolution | _Affine))
-        classes = self.flat.parameters[-1].shape[0]
-        self._one_hot = torch.eye(classes, dtype=federation.features.dtype, device=federation.features.device)
+        self._one_hot = torch.eye(classes, dtype=like.dtype, device=like.device)
 
-    def gradients(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
-        """Return the gradients by all parameters."""
+    def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+        """Return the gradients at the parameters as they are bound."""
         source = None if seed is None else torch.Generator(features.device).manual_seed(seed)
         h = features
         for stage in self._stages:
@@ -205,3 +201,31 @@ class CNNEngine(ModuleEngine):
             delta, own = self._stages[number].backward(delta, number > self._first)
             parts = own + parts
         return parts
+
+
+class CNNEngine:
+    """Runs stacks of convolutions, pooling and linear layers without autograd."""
+
+    name = "fused-cnn"
+
+    def __init__(self, setup: Setup) -> None:
+        flat = FlatModule(setup.model, setup.device)
+        layers = stages(flat.module, setup.loss, setup.federation)
+        assert layers is not None, "builder() has asked"
+        gradients = WrittenOut(layers, flat.parameters[-1].shape[0], setup.loss, setup.federation.features)
+        self._steps = setup.steps(flat, gradients)
+
+    def group(self, batch_size: int | None) -> int:
+        """Return how many clients a group may have."""
+        return 1
+
+    def run(self, work: Work) -> Done:
+        """Run a client's local steps."""
+        return self._steps.run(work)
+
+
+def builder(setup: Setup) -> Callable[[], Engine] | None:
+    """Return what makes an engine, or None if this one cannot run the model."""
+    if stages(setup.model, setup.loss, setup.federation) is None:
+        return None
+    return partial(CNNEngine, setup)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from kedge.simulator.engines.base import Loss
-from kedge.simulator.engines.module import is_cross_entropy, is_plain
+from kedge.client import Loss, frozen
+from kedge.client.trial import is_cross_entropy, is_plain
 
 aten: Any = torch.ops.aten
 
@@ -78,15 +78,15 @@ def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
 def unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return the modules that a plain sequence runs one after the other, or none of them.
 
-    Plain is without hooks and buffers, and with every parameter trained, used once, and in the order of the layers,
-    weights before biases.
+    Plain is without hooks, buffers and frozen parts, and with every parameter trained, used once, and in the order of
+    the layers, weights before biases.
     """
     modules = _flattened(model)
     owned = [p for module in modules for name in ("weight", "bias") if (p := getattr(module, name, None)) is not None]
     trained = [p for p in model.parameters() if p.requires_grad]
     complete = len(owned) == len(trained) and all(p is q for p, q in zip(owned, trained, strict=True))
-    watched = any(_is_watched(module) for module in model.modules())
-    return modules if complete and not watched and not list(model.buffers()) else []
+    special = any(True for _ in model.buffers()) or any(_is_watched(module) for module in model.modules())
+    return modules if complete and not special and not frozen(model) else []
 
 
 def _is_watched(module: nn.Module) -> bool:

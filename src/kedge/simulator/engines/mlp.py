@@ -12,31 +12,34 @@ depend on where in memory its factors lie; so a client's result does not depend 
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kedge.client import Loss
 from kedge.direction import Direction, Vector
 from kedge.exchange import Local
 from kedge.local_steps import local_steps
 from kedge.problem import Federation
-from kedge.simulator.engines.base import Done, Job, Loss, compute_threads
-from kedge.simulator.engines.layers import Layer, known_loss
+from kedge.round import Done, Work
+from kedge.simulator.engines.base import Engine, Setup, compute_threads
+from kedge.simulator.engines.layers import Layer, known_loss, plan
 
 PRECISION = 1e5
 """The least eta K a, in units of rounding, to find a mean gradient from the displacement: 0.012 in float32."""
 
 GROUP = 5
-"""Most clients of a job: more of them save little more of the interpreter's time."""
+"""Most clients of a group: more of them save little more of the interpreter's time."""
 
 DEVICE_GROUP = 32
-"""Clients of a job on another device than the CPU, where few large operations are all that counts."""
+"""Clients of a group on another device than the CPU, where few large operations are all that counts."""
 
 SMALL = 1_000_000
-"""Most parameters of all clients of a job: more of them fall out of the caches."""
+"""Most parameters of all clients of a group: more of them fall out of the caches."""
 
 CACHE_LINE = 64
 
@@ -75,7 +78,7 @@ class MLPEngine:
         self._scratch: dict[str, Tensor] = {}
 
     def group(self, batch_size: int | None) -> int:
-        """Return how many clients a job may hold."""
+        """Return how many clients a group may have."""
         if self._one_hot.device.type != "cpu":
             return 1 if batch_size is None or self.parameters > SMALL else DEVICE_GROUP
         group = min(GROUP, SMALL // self.parameters)
@@ -84,44 +87,44 @@ class MLPEngine:
         sizes = tuple((layer.inputs, layer.outputs) for layer in self.layers)
         return group if grouping_is_exact(sizes, batch_size, self._one_hot.dtype) else 1
 
-    def run(self, job: Job) -> Done:
+    def run(self, work: Work) -> Done:
         """Run local steps, fused where the rule allows it."""
-        rule = job.rule.clean()
-        if self._can_fuse(rule, job):
-            local = self._fused(rule, job, self._gather(job))
-            return Done(local, job.buffers, job.steps * (1 + len(rule.anchors)))
+        rule = work.rule.clean()
+        if self._can_fuse(rule, work):
+            local = self._fused(rule, work, self._gather(work))
+            return Done(local, work.buffers, work.steps * (1 + len(rule.anchors)))
         calls, data = 0, None
 
         def gradient(point: Vector, k: int, second: bool) -> Vector:
             nonlocal calls, data
             calls += 1
-            data = data or self._gather(job)  # only now: an exchange without steps reads no samples
+            data = data or self._gather(work)  # only now: an exchange without steps reads no samples
             return self._gradient(point, *data.step(k))
 
-        local = local_steps(rule, job.start, job.eta, job.steps, gradient, job.needs)
-        return Done(local, job.buffers, calls)
+        local = local_steps(rule, work.start, work.eta, work.steps, gradient, work.needs)
+        return Done(local, work.buffers, calls)
 
-    def _can_fuse(self, rule: Direction, job: Job) -> bool:
+    def _can_fuse(self, rule: Direction, work: Work) -> bool:
         fixed = all(anchor.point is not None for anchor in rule.anchors)
-        known = not job.needs.last_direction and not (job.needs.mean_grad and not self._can_derive(rule, job))
-        masked_anchors = bool(rule.anchors) and job.seeds is not None and job.batches is None
+        known = not work.needs.last_direction and not (work.needs.mean_grad and not self._can_derive(rule, work))
+        masked_anchors = bool(rule.anchors) and work.seeds is not None and work.batches is None
         # One step is a gradient query: its direction is wanted as it is, not as a difference of models.
-        return job.steps > 1 and bool(rule.grad) and not rule.memory and fixed and known and not masked_anchors
+        return work.steps > 1 and bool(rule.grad) and not rule.memory and fixed and known and not masked_anchors
 
     @staticmethod
-    def _can_derive(rule: Direction, job: Job) -> bool:
+    def _can_derive(rule: Direction, work: Work) -> bool:
         """Whether the mean gradient can be had from the displacement: the rounding of x is divided by eta K a."""
-        divisor = job.eta * job.steps * abs(rule.grad)
-        return not rule.displacement and divisor >= PRECISION * torch.finfo(job.start.dtype).eps
+        divisor = work.eta * work.steps * abs(rule.grad)
+        return not rule.displacement and divisor >= PRECISION * torch.finfo(work.start.dtype).eps
 
-    def _gather(self, job: Job) -> "Data":
-        """Copy the samples of all steps, into memory that the next job overwrites."""
-        federation, clients = self.federation, len(job.clients)
+    def _gather(self, work: Work) -> "Data":
+        """Copy the samples of all steps, into memory that the next call overwrites."""
+        federation, clients = self.federation, len(work.clients)
         source = federation.features.flatten(1)
-        own = [federation.indices[client] for client in job.clients]
+        own = [federation.indices[client] for client in work.clients]
         chosen = own
-        if job.batches is not None:
-            drawn = torch.from_numpy(job.batches).flatten(1).to(source.device)
+        if work.batches is not None:
+            drawn = torch.from_numpy(work.batches).flatten(1).to(source.device)
             chosen = [part[rows] for part, rows in zip(own, drawn, strict=True)]
         count = len(chosen[0])
         features = self._kept("features", clients, count, self.layers[0].inputs)
@@ -129,9 +132,9 @@ class MLPEngine:
             torch.index_select(source, 0, part, out=into)
         labels = federation.labels.index_select(0, chosen[0] if clients == 1 else torch.cat(chosen))
         target = labels if labels.is_floating_point() else self._one_hot.index_select(0, labels)
-        size = count if job.batches is None else job.batches.shape[2]
-        masks = self._masks(job, size, features)
-        return Data(features, target.view(clients, count, self.classes), size, job.batches is None, masks)
+        size = count if work.batches is None else work.batches.shape[2]
+        masks = self._masks(work, size, features)
+        return Data(features, target.view(clients, count, self.classes), size, work.batches is None, masks)
 
     def _kept(self, name: str, clients: int, *shape: int) -> Tensor:
         """Return `rows` that are used again: fresh memory would cost more than what is done with it."""
@@ -139,12 +142,12 @@ class MLPEngine:
             self._scratch[name] = rows(clients, *shape, like=self._one_hot)
         return self._scratch[name]
 
-    def _masks(self, job: Job, size: int, like: Tensor) -> list[list[Tensor | None]]:
+    def _masks(self, work: Work, size: int, like: Tensor) -> list[list[Tensor | None]]:
         """Draw, for each step and layer, the dropout masks that torch would draw after the same seeds."""
-        if job.seeds is None:
-            return [[None] * len(self.layers)] * job.steps
+        if work.seeds is None:
+            return [[None] * len(self.layers)] * work.steps
         masks: list[list[Tensor | None]] = []
-        for seeds in job.seeds.T:
+        for seeds in work.seeds.T:
             sources = [torch.Generator(like.device).manual_seed(int(seed)) for seed in seeds]
             masks.append([self._mask(layer, size, like, sources) for layer in self.layers])
         return masks
@@ -219,16 +222,16 @@ class MLPEngine:
                 delta = self._back(number, delta, parameters[number].weight, outputs, masks[number - 1], before)
         return grad.add_(point, alpha=self.weight_decay) if self.weight_decay else grad
 
-    def _fused(self, rule: Direction, job: Job, data: "Data") -> Local:
-        eta, a, clients = job.eta, rule.grad, len(job.clients)
-        x = rows(clients, self.parameters, like=job.start).copy_(job.start)
+    def _fused(self, rule: Direction, work: Work, data: "Data") -> Local:
+        eta, a, clients = work.eta, rule.grad, len(work.clients)
+        x = rows(clients, self.parameters, like=work.start).copy_(work.start)
         parameters = self._views(x)
         anchors = [self._anchor(anchor.point, anchor.weight / a, data) for anchor in _fixed(rule)]
-        scale, constant = self._linear_part(rule, job)
+        scale, constant = self._linear_part(rule, work)
         rate = -eta * a * self.loss.factor(data.size, self.classes)
         forth, back = self._buffers(clients, data.size, "forth"), self._buffers(clients, data.size, "back")
         ones = [x.new_ones(clients, data.size * (1 + len(anchors) * (n > 0)), 1) for n in range(len(self.layers))]
-        for k in range(job.steps):
+        for k in range(work.steps):
             features, target, masks = data.step(k)
             inputs, outputs = self._forward(parameters, features, masks, forth)
             delta = self.loss.delta(inputs[-1], target, back[-1])
@@ -250,32 +253,32 @@ class MLPEngine:
                     column.baddbmm_(turned, ones[number], beta=scale, alpha=rate)
             if constant is not None:
                 x.add_(constant, alpha=-eta)
-        mean_grad = self._mean_gradient(rule, job, x, anchors, data) if job.needs.mean_grad else None
-        steps = torch.tensor(job.steps, dtype=x.dtype)
-        return Local(job.start, x, eta, steps, kept_mean_grad=mean_grad)
+        mean_grad = self._mean_gradient(rule, work, x, anchors, data) if work.needs.mean_grad else None
+        steps = torch.tensor(work.steps, dtype=x.dtype)
+        return Local(work.start, x, eta, steps, kept_mean_grad=mean_grad)
 
     def _joined(self, name: str, one: Tensor, other: Tensor) -> Tensor:
         clients, size, units = one.shape
         together = self._kept(name, clients, size + other.shape[1], units)
         return torch.cat([one, other], 1, out=together)
 
-    def _linear_part(self, rule: Direction, job: Job) -> tuple[float, Vector | None]:
+    def _linear_part(self, rule: Direction, work: Work) -> tuple[float, Vector | None]:
         """Weight decay and the pull to the start as parts of x <- scale x - eta (constant + a ∇F + ...)."""
-        scale = 1 - job.eta * (rule.grad * self.weight_decay + rule.displacement)
+        scale = 1 - work.eta * (rule.grad * self.weight_decay + rule.displacement)
         terms = [] if rule.constant is None else [rule.constant]
         if rule.displacement:
-            terms.append(-rule.displacement * job.start)
+            terms.append(-rule.displacement * work.start)
         if self.weight_decay:
             terms += [anchor.weight * self.weight_decay * anchor.point for anchor in _fixed(rule)]
         return scale, sum(terms[1:], terms[0]) if terms else None
 
-    def _mean_gradient(self, rule: Direction, job: Job, x: Vector, anchors: "list[Anchored]", data: "Data") -> Vector:
+    def _mean_gradient(self, rule: Direction, work: Work, x: Vector, anchors: "list[Anchored]", data: "Data") -> Vector:
         """Return the mean of the gradients: the displacement without what else moved x."""
-        mean = torch.sub(job.start, x).mul_(1 / (job.eta * job.steps * rule.grad))
+        mean = torch.sub(work.start, x).mul_(1 / (work.eta * work.steps * rule.grad))
         if rule.constant is not None:
             mean.sub_(rule.constant, alpha=1 / rule.grad)
         for anchor, anchored in zip(_fixed(rule), anchors, strict=True):
-            mean.sub_(self._mean_anchored(anchored, data, job.steps))
+            mean.sub_(self._mean_anchored(anchored, data, work.steps))
             if self.weight_decay:
                 mean.sub_(anchor.point, alpha=anchor.weight * self.weight_decay / rule.grad)
         return mean
@@ -381,3 +384,11 @@ class Anchored:
         """Return δ and h of a layer in step k."""
         part = slice(0, data.size) if data.repeated else slice(k * data.size, (k + 1) * data.size)
         return self.deltas[number][:, part], self.inputs[number][:, part]
+
+
+def builder(setup: Setup) -> Callable[[], Engine] | None:
+    """Return what makes an engine, or None if this one cannot run the model."""
+    layers = plan(setup.model, setup.loss, setup.federation.labels)
+    if layers is None:
+        return None
+    return partial(MLPEngine, layers, setup.federation, setup.loss, setup.weight_decay)

@@ -1,5 +1,6 @@
 """The rules that several modules of this package put on their arguments."""
 
+import functools
 import inspect
 import math
 import numbers
@@ -20,6 +21,31 @@ MOST = 2**53
 """No count is larger: a float still tells it from its neighbours."""
 
 
+def affordable(what: str, size: int) -> None:
+    """Say that ``what`` needs ``size`` bytes, if this machine has not so much memory."""
+    if size > _memory():
+        raise UsageError(f"{what} needs {_bytes(size)} of memory, but this machine has {_bytes(_memory())}")
+
+
+@functools.cache
+def _memory() -> int:
+    """Return the bytes of memory that this machine, or the container that this is, has."""
+    try:
+        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # no such question on this system
+        has = 1 << 40
+    with suppress(OSError, ValueError):  # "max" is no number
+        has = min(has, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return has
+
+
+def _bytes(size: int) -> str:
+    if size >= 10**18:
+        return "over 1000 PB"
+    power = (len(str(size)) - 1) // 3
+    return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
+
+
 def whole(name: str, value: Any, least: int, most: int = MOST) -> int:
     """Return ``value`` as an int, or say that it is not a whole number between ``least`` and ``most``."""
     good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -37,13 +63,17 @@ def whole_seed(value: Any) -> int:
 
 def real(name: str, value: Any, *, positive: bool) -> float:
     """Return ``value`` as a float, or say that it is not finite and positive (or non-negative)."""
-    try:
-        good = isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # a whole number that is no float
-        good = False
+    good = isinstance(value, numbers.Real) and _is_finite(value)
     if not good or value < 0 or (positive and value == 0):
         raise UsageError(f"{name} is {shown(value)}, but must be finite and {'above' if positive else 'at least'} 0")
     return float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def byte_size(name: str, value: Any) -> int:
@@ -54,23 +84,6 @@ def byte_size(name: str, value: Any) -> int:
         raise UsageError(f"{name} is {shown(value)}, but must be a size such as 500MB or 2GB")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
-
-
-def memory() -> int:
-    """Return the bytes of memory that this machine, or the container that this is, has."""
-    try:
-        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # no such question on this system
-        has = 1 << 40
-    with suppress(OSError, ValueError):  # "max" is no number
-        has = min(has, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return has
-
-
-def fits(what: str, size: float) -> None:
-    """Refuse what needs more memory than there is, before any of it is taken."""
-    if size > memory():
-        raise UsageError(f"{what} would take {size / 1e9:.3g} GB of memory, but there are {memory() / 1e9:.3g} GB")
 
 
 def tensor(value: Any, what: str) -> Tensor:

@@ -1,10 +1,12 @@
 """Keyed draws: uniform, distinct, and functions of their key alone."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.problem.keyed import distinct, draw_minibatches, sample_cohort
+from kedge.errors import UsageError
+from kedge.keyed import distinct, draw_minibatches, sample_cohort
 
 
 @given(st.data())
@@ -53,3 +55,11 @@ def test_a_cohort_is_uniform_without_replacement_and_in_random_order():
         counts = np.bincount([cohort[place] for cohort in rounds], minlength=6)
         assert abs(counts - 1000).max() < 5 * np.sqrt(6000 / 6 * 5 / 6)
     assert sample_cohort(5, 17, 6, 3) == rounds[17]
+
+
+@pytest.mark.parametrize("power", [12, 400])
+def test_more_minibatches_than_fit_into_memory_are_refused(power):
+    with pytest.raises(
+        UsageError, match=r"minibatches of 32 samples per client needs .* of memory, but this machine has"
+    ):
+        draw_minibatches(0, 0, 0, [0, 1], [50, 50], [10**power] * 2, 32)

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET = range(6)
+from kedge.checks import affordable
+from kedge.errors import shown
+
+COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET, SKIP = range(7)
 """Purposes: who takes part, what data, dropout masks inside a model, whose reply is lost, which training samples
-are held out, which test samples are used."""
+are held out, which test samples are used, which rounds do without communication."""
 
 
 def keyed(seed: int, purpose: int, round: int, exchange: int = 0, client: int = 0) -> np.random.Generator:
@@ -39,6 +42,9 @@ def draw_minibatches(
     Return an array (count, batch_size) of sample numbers per client. Row j of a client is the same whatever its count
     is and whoever else takes part.
     """
+    # The numbers, the choices and their comparisons; local steps are bounded by nothing else.
+    size = sum(counts) * batch_size
+    affordable(f"{shown(max(counts))} minibatches of {shown(batch_size)} samples per client", 16 * size)
     uniform = [
         keyed(seed, MINIBATCH, round, exchange, client).random((count, batch_size))
         for client, count in zip(clients, counts, strict=True)

@@ -1,0 +1,72 @@
+"""A client that has its own data and nothing else."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from kedge.checks import tensor
+from kedge.client.flat import FlatModule
+from kedge.client.steps import Autograd, ClientSteps, Loss
+from kedge.client.trial import try_model
+from kedge.round import AnyAlgorithm, Form, Member, Question, Reply, Rules, Settings, answer
+
+
+class Client:
+    """Answers the questions of a server from its own samples. It keeps no state: that is passed in and proposed.
+
+    Args:
+        number: which client of the federation this is; what it draws depends on it.
+        model: the module that the server trains; only its form counts here.
+        features: the client's samples.
+        labels: their labels.
+        algorithm: the server's.
+        settings: the rules of the federation.
+        loss: ``loss(output, y)``, a mean over the samples.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        model: nn.Module,
+        features: Any,
+        labels: Any,
+        algorithm: AnyAlgorithm,
+        settings: Settings,
+        loss: Loss = cross_entropy,
+    ) -> None:
+        self.number, self.algorithm, self.settings = number, algorithm, settings
+        self._flat = FlatModule(model, torch.device("cpu"))
+        self._features, self._labels = _samples(features, self._flat.initial.dtype), tensor(labels, "the labels")
+        rows = torch.arange(len(self._labels))
+        self._steps = ClientSteps(
+            self._flat, Autograd(self._flat, loss), self._features, self._labels, lambda _: rows, settings.weight_decay
+        )
+        some = slice(settings.batch_size)
+        who = f"a minibatch of client {number} has {len(self._labels[some])} sample"
+        random = try_model(self._flat, self._features[some], self._labels[some], loss, [self._labels], who)
+        self._rules = Rules(algorithm.eta, settings, random)
+
+    @property
+    def samples(self) -> int:
+        """How many it has."""
+        return len(self._labels)
+
+    def initial_state(self) -> Any:
+        """Return the state of a client that has not taken part yet."""
+        return self.algorithm.init_client(self._flat.initial)
+
+    def answer(self, question: Question, state: Any) -> Reply:
+        """Answer from a state; the reply proposes the next one."""
+        needs = Form.of(self.algorithm, question.exchange).needs
+        member = Member(self.number, self.samples, state)
+        with torch.no_grad():
+            (reply,) = answer(self._rules, question, needs, [member], self._steps.run)
+        return reply
+
+
+def _samples(features: Any, dtype: torch.dtype) -> Tensor:
+    """Return samples as the model takes them: numbers of its dtype, and whole ones as they are."""
+    found = tensor(features, "the features")
+    return found.to(dtype) if found.is_floating_point() else found

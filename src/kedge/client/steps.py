@@ -1,0 +1,109 @@
+"""The local steps of one client on its own samples, with autograd or with gradients that somebody else takes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kedge.client.flat import FlatModule
+from kedge.direction import Vector
+from kedge.local_steps import local_steps
+from kedge.round import Done, Work
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""loss(output, y): a mean over the samples."""
+
+
+class Samples:
+    """Samples as rows, whatever the order in which their numbers lie in memory: a minibatch is one copy."""
+
+    def __init__(self, features: Tensor) -> None:
+        self._last = features.ndim == 4 and features.is_contiguous(memory_format=torch.channels_last)
+        ordered = features.permute(0, 2, 3, 1) if self._last else features
+        self._shape = ordered.shape[1:]
+        self._rows = ordered.reshape(len(features), -1)
+
+    def __getitem__(self, chosen: Tensor) -> Tensor:
+        batch = self._rows.index_select(0, chosen).view(len(chosen), *self._shape)
+        return batch.permute(0, 3, 1, 2) if self._last else batch
+
+
+class Gradients(Protocol):
+    """Takes the gradients of a module's loss by all its trained parameters."""
+
+    def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+        """Return them at the parameters as they are; ``seed`` is for the module's random numbers."""
+        ...
+
+
+class ClientSteps:
+    """Runs the local steps of one client after the other on a flat module, whose ``gradients`` it is given.
+
+    ``own(client)`` says which of the samples are the client's.
+    """
+
+    def __init__(
+        self,
+        flat: FlatModule,
+        gradients: Gradients,
+        features: Tensor,
+        labels: Tensor,
+        own: Callable[[int], Tensor],
+        weight_decay: float,
+    ) -> None:
+        self._flat = flat
+        self._gradients = gradients
+        self._samples = Samples(features)
+        self._labels = labels
+        self._own = own
+        self._weight_decay = weight_decay
+
+    def run(self, work: Work) -> Done:
+        """Run a client's local steps."""
+        flat, calls = self._flat, 0
+        flat.enter(work.buffers)
+        (client,) = work.clients
+        own = self._own(client)
+        rows = None if work.batches is None else own[torch.from_numpy(work.batches[0]).to(own.device)]
+        features = labels = self._labels
+        loaded = -1
+        grad = torch.empty_like(work.start)
+
+        def gradient(point: Vector, k: int, second: bool) -> Vector:
+            nonlocal calls, features, labels, loaded
+            calls += 1
+            wanted = 0 if rows is None else k
+            if wanted != loaded:
+                chosen = own if rows is None else rows[k]
+                features = self._samples[chosen]
+                labels, loaded = self._labels.index_select(0, chosen), wanted
+            flat.bind(point)
+            kept = flat.buffers.clone() if second and flat.buffers.numel() else None
+            parts = self._gradients(features, labels, None if work.seeds is None else int(work.seeds[0, k]))
+            torch.cat([part.reshape(-1) for part in parts], out=grad[0])
+            if self._weight_decay:
+                grad.add_(point, alpha=self._weight_decay)
+            if kept is not None:
+                flat.buffers.copy_(kept)
+            return grad
+
+        local = local_steps(work.rule, work.start, work.eta, work.steps, gradient, work.needs)
+        return Done(local, flat.buffers.clone(), calls)
+
+
+class Autograd:
+    """Takes the gradients of any module."""
+
+    def __init__(self, flat: FlatModule, loss: Loss) -> None:
+        self._flat = flat
+        self._loss = loss
+
+    def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+        """Return the gradients at the parameters as they are bound."""
+        if seed is not None:
+            torch.manual_seed(seed)
+        with torch.enable_grad():
+            loss = self._loss(self._flat.module(features), labels)
+            parts = torch.autograd.grad(loss, self._flat.parameters, allow_unused=True, materialize_grads=True)
+        return [part if part.layout == torch.strided else part.to_dense() for part in parts]

@@ -1,0 +1,381 @@
+"""One exchange, from both ends.
+
+The server's half (`Rounds`) says who is asked what, counts what that costs, and folds the mean of what it heard. The
+client's half (`answer`) turns a question into a reply and a *proposed* state. It commits nothing: whoever gathers the
+replies decides when a proposal becomes the client's state, so a lost reply is a proposal that nobody took.
+
+Neither half knows where the other one is. Between them stands a `Gather`: this process, several ranks, or a real
+federation.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kedge.algorithm import Algorithm
+from kedge.checks import real, whole, whole_seed
+from kedge.costs import fresh, trace
+from kedge.direction import Direction, Vector
+from kedge.errors import UsageError
+from kedge.exchange import Effort, Exchange, Local, Needs, Round
+from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
+
+AnyExchange = Exchange[Any, Any, Any, Any]
+AnyAlgorithm = Algorithm[Any, Any]
+Weights = Literal["uniform", "size"]
+
+OPENING = -1
+"""The round of the exchanges before the first one."""
+
+STEPS = 1_000_000
+"""The most local steps."""
+
+SHARDS = 65_536
+"""The most shards: every round visits all of them."""
+
+ASKED = 1 << 32
+"""The number of an exchange that is asked beside the run: it draws minibatches that no exchange of a round draws."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The rules of a federation, whatever the algorithm."""
+
+    cohort: int | None = 10  # S; None: everyone
+    local_steps: int = 16  # K
+    local_epochs: float | None = None  # instead of K: passes over the client's own data, so K_i differ
+    batch_size: int | None = 32  # None: the whole local data
+    weight_decay: float = 0.0
+    weights: Weights = "uniform"  # of the clients in the objective; "size": by their number of samples
+    lost_replies: float = 0.0  # the probability that a sampled client's reply never arrives
+    seed: int = 0
+    shards: int = 16  # of the clients: the most processes that a run can have
+
+    def __post_init__(self) -> None:
+        for name in ("cohort", "batch_size"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 1)
+        whole("local_steps", self.local_steps, 1, STEPS)
+        whole("shards", self.shards, 1, SHARDS)
+        whole_seed(self.seed)
+        if self.local_epochs is not None:
+            real("local_epochs", self.local_epochs, positive=True)
+        real("weight_decay", self.weight_decay, positive=False)
+        if real("lost_replies", self.lost_replies, positive=False) >= 1:
+            raise UsageError(f"lost_replies is {self.lost_replies:g}, but must be below 1")
+        if self.weights not in ("uniform", "size"):
+            raise UsageError(f"weights is {self.weights!r}, but must be uniform or size")
+
+    def steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return K_i of clients with so many samples."""
+        if self.local_epochs is None:
+            return np.broadcast_to(np.int64(self.local_steps), samples.shape)
+        steps = np.ceil(self.local_epochs * samples / (self.batch_size or samples))
+        if (most := float(steps.max())) > STEPS:
+            raise UsageError(
+                f"local_epochs is {self.local_epochs:g}: {most:.3g} local steps, but at most {STEPS} can be"
+            )
+        return np.maximum(steps, 1).astype(np.int64)
+
+    def minibatches(self, effort: Effort, samples: int) -> float:
+        """Return how many minibatches one gradient of this effort stands for, on a client with so many samples."""
+        if self.batch_size is None:
+            return 1.0
+        return samples / self.batch_size if effort.minibatches is None else effort.minibatches
+
+
+class Question(NamedTuple):
+    """What the server says in one exchange, the same to every client that it asks."""
+
+    exchange: AnyExchange
+    round: int
+    number: int  # of the exchange in its round
+    down: Any
+    buffers: Tensor  # BatchNorm's statistics, which are not part of the algorithms' vectors
+
+
+class Reply(NamedTuple):
+    """What one client answers. Its state is a proposal until whoever gathers takes it."""
+
+    client: int
+    up: Any
+    state: Any
+    buffers: Tensor
+    bytes: int  # sent up
+    gradients: float  # minibatch gradients; a pass over n samples counts n / batch_size
+
+
+# ---- the client's half
+
+
+class Work(NamedTuple):
+    """The local steps of a group of clients in one exchange; vectors are (clients, d)."""
+
+    rule: Direction
+    start: Vector
+    buffers: Tensor  # the server's
+    eta: float
+    clients: Sequence[int]
+    steps: int
+    batches: NDArray[np.int64] | None  # client i, step k: its samples batches[i, k]; None: all of them
+    seeds: NDArray[np.int64] | None  # of the dropout masks of client i, step k; None: the model draws nothing
+    needs: Needs
+
+
+class Done(NamedTuple):
+    """What the local steps of a group leave."""
+
+    local: Local
+    buffers: Tensor  # of a group of one
+    gradients: int  # how often each client took a gradient
+
+
+class Member(NamedTuple):
+    """A client, as its half of an exchange sees it."""
+
+    client: int
+    samples: int
+    state: Any
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a client must know, besides a question, to answer it."""
+
+    eta: float
+    settings: Settings
+    random: bool = False  # whether the model draws random numbers (dropout)
+
+    def effort(self, exchange: AnyExchange, samples: int) -> Effort:
+        """Return what a client with so many samples computes."""
+        return exchange.effort(Effort(int(self.settings.steps(np.array([samples]))[0])))
+
+
+def answer(
+    rules: Rules, question: Question, needs: Needs, members: Sequence[Member], compute: Callable[[Work], Done]
+) -> list[Reply]:
+    """Answer for a group of clients of equal effort; ``compute`` runs their local steps. Nothing is committed."""
+    exchange, down = question.exchange, question.down
+    effort = rules.effort(exchange, members[0].samples)
+    own = _stacked([member.state for member in members])
+    rule, start = exchange.direction(down, own), exchange.start(down, own)
+    clients = [member.client for member in members]
+    done = compute(
+        Work(
+            rule, start.expand(len(members), -1), question.buffers, rules.eta, clients, effort.steps,
+            _batches(rules.settings, question, members, effort),
+            _noise(rules.settings, question, clients, effort.steps) if rules.random else None, needs,
+        )
+    )  # fmt: skip
+    up, own = exchange.reply(down, own, done.local)
+    # A row that is kept as a view would keep its whole group.
+    states = [type(row)(*(vector.clone() for vector in row)) for row in _split(own, len(members))]
+    trained = [done.buffers] if effort.steps else []
+    return [
+        Reply(
+            member.client, up, state, done.buffers, nbytes([*up, *trained]),
+            done.gradients * rules.settings.minibatches(effort, member.samples),
+        )
+        for member, up, state in zip(members, _split(up, len(members)), states, strict=True)
+    ]  # fmt: skip
+
+
+def _batches(
+    settings: Settings, question: Question, members: Sequence[Member], effort: Effort
+) -> NDArray[np.int64] | None:
+    """Draw the samples of every client and step; None stands for a client's whole data."""
+    size = settings.batch_size
+    if size is None or effort.minibatches is None:
+        return None
+    drawn = draw_minibatches(
+        settings.seed, question.round, question.number, [member.client for member in members],
+        samples=[member.samples for member in members],
+        counts=[effort.steps * effort.minibatches] * len(members),
+        batch_size=size,
+    )  # fmt: skip
+    return np.stack(drawn).reshape(len(members), effort.steps, effort.minibatches * size)
+
+
+def _noise(settings: Settings, question: Question, clients: list[int], steps: int) -> NDArray[np.int64]:
+    places = ((question.round, question.number, client) for client in clients)
+    return np.stack([keyed(settings.seed, NOISE, *place).integers(2**63, size=steps) for place in places])
+
+
+def _stacked(states: list[Any]) -> Any:
+    """Put the states of a group on top of each other: vectors (clients, d)."""
+    if len(states) == 1:
+        return type(states[0])(*(vector.unsqueeze(0) for vector in states[0]))
+    return type(states[0])(*(torch.stack(vectors) for vectors in zip(*states, strict=True)))
+
+
+def _split(values: Any, clients: int) -> list[Any]:
+    """Return each client's own part of what a rule made of a group; what is one for all is everyone's."""
+    fields = [value.unbind(0) if value.ndim == 2 else [value] * clients for value in values]
+    return [type(values)(*(field[i] for field in fields)) for i in range(clients)]
+
+
+# ---- what both ends know of an exchange
+
+
+class Form(NamedTuple):
+    """The form of an exchange's reply, and what it reads of the local steps."""
+
+    needs: Needs
+    up: type[Any]
+    shapes: tuple[torch.Size | None, ...]  # of each field of the reply; None: a vector as large as the model
+
+    @classmethod
+    def of(cls, algorithm: AnyAlgorithm, exchange: AnyExchange) -> "Form":
+        """Find it by running the rules on a tiny vector: they are elementwise."""
+        x = torch.zeros(2)
+        server, client = algorithm.init_server(x), algorithm.init_client(x)
+        traced = trace(algorithm, exchange, server, client, Effort(steps=1), {})
+        shapes = (None if value.numel() > 1 else value.shape for value in traced.up)
+        return cls(traced.cost.needs, type(traced.up), tuple(shapes))
+
+
+# ---- the server's half
+
+
+class Moment(NamedTuple):
+    """All that the server is at one moment."""
+
+    round: int  # the next one to play
+    state: Any  # the algorithm's: a NamedTuple of vectors
+    buffers: Tensor
+    bytes_down: int = 0
+    bytes_up: int = 0
+    gradients: float = 0.0
+
+
+class Total(NamedTuple):
+    """The sum of the replies that were heard, as `Rounds.summands` gives them, and their number."""
+
+    values: Sequence[Tensor]
+    replies: int
+
+
+Gather = Callable[[Question, list[int]], Total]
+"""gather(question, clients): ask these clients, in rising order, and return the sum of their replies. It commits their
+proposed states or arranges for it."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The server's rules: a moment and the replies of a round give the next moment."""
+
+    algorithm: AnyAlgorithm
+    settings: Settings
+    sizes: NDArray[np.int64]  # each client's number of samples
+
+    @cached_property
+    def _samples(self) -> int:
+        return int(self.sizes.sum())
+
+    @cached_property
+    def _mean_steps(self) -> float:
+        steps = self.settings.steps(self.sizes)
+        return int(steps.sum()) / len(steps)
+
+    @cached_property
+    def _forms(self) -> dict[AnyExchange, Form]:
+        return {}
+
+    def form(self, exchange: AnyExchange) -> Form:
+        """Return the form of an exchange's reply."""
+        if exchange not in self._forms:
+            self._forms[exchange] = Form.of(self.algorithm, exchange)
+        return self._forms[exchange]
+
+    def begin(self, x: Vector, buffers: Tensor) -> Moment:
+        """Return the moment before the first round."""
+        return Moment(0, self.algorithm.init_server(x), buffers)
+
+    def cohort(self, round: int) -> list[int]:
+        """Return who takes part in a round, in the order in which they are drawn."""
+        everyone = len(self.sizes)
+        return sample_cohort(self.settings.seed, round, everyone, self.settings.cohort or everyone)
+
+    def play(self, moment: Moment, gather: Gather) -> Moment:
+        """Play the next round; before the first one, the opening. If gathering fails, ``moment`` still holds."""
+        if moment.round == 0:
+            moment = self._played(moment, self.algorithm.opening(), OPENING, range(len(self.sizes)), gather)
+        exchanges = self.algorithm.exchanges(moment.round, self.settings.seed)
+        moment = self._played(moment, exchanges, moment.round, self.cohort(moment.round), gather)
+        return moment._replace(round=moment.round + 1)
+
+    def _played(
+        self, moment: Moment, exchanges: Sequence[AnyExchange], round: int, sampled: Sequence[int], gather: Gather
+    ) -> Moment:
+        sent: dict[str, Any] = {}
+        for number, exchange in enumerate(exchanges):
+            asked = range(len(self.sizes)) if exchange.cohort == "everyone" else sampled
+            heard = [client for client in asked if not self._is_lost(round, client)]
+            if exchange.cohort == "first":
+                asked = heard = heard[:1]
+            question = self.question(moment, exchange, round, number)
+            message = [*fresh(exchange, question.down, sent).values()]
+            message += [moment.buffers] if exchange.effort(Effort(1)).steps else []
+            moment = moment._replace(bytes_down=moment.bytes_down + len(asked) * nbytes(message))
+            if heard:
+                moment = self.fold(moment, question, gather(question, sorted(heard)))
+        return moment
+
+    @staticmethod
+    def question(moment: Moment, exchange: AnyExchange, round: int, number: int) -> Question:
+        """Return what an exchange says to its clients."""
+        return Question(exchange, round, number, exchange.broadcast(moment.state), moment.buffers)
+
+    def _is_lost(self, round: int, client: int) -> bool:
+        probability = self.settings.lost_replies
+        return probability > 0 and keyed(self.settings.seed, LOSS, round, client=client).random() < probability
+
+    @staticmethod
+    def summands(question: Question, reply: Reply, weight: float) -> list[Tensor]:
+        """Return what of a reply is summed: the weighted message, the change of the buffers, bytes and gradients."""
+        up = [value if weight == 1 else weight * value for value in reply.up]
+        # As changes: what is constant stays so to the bit.
+        buffers = reply.buffers - question.buffers if reply.buffers.numel() else reply.buffers
+        return [*up, buffers, _numbers(reply.bytes, reply.gradients)]
+
+    def layout(self, question: Question, x: Vector) -> list[Tensor]:
+        """Return tensors of the shapes, dtypes and device of `summands`, for a model of the form of ``x``."""
+        shapes = (x.shape if shape is None else shape for shape in self.form(question.exchange).shapes)
+        return [*(x.new_empty(shape) for shape in shapes), question.buffers, _numbers(0, 0)]
+
+    def mean(self, question: Question, total: Total) -> Any:
+        """Return the mean reply."""
+        *up, _, _ = total.values
+        return self.form(question.exchange).up(*(value / total.replies for value in up))
+
+    def fold(self, moment: Moment, question: Question, total: Total) -> Moment:
+        """Return what the server makes of the mean reply."""
+        *_, buffers, (sent, gradients) = total.values
+        heard = Round(total.replies / len(self.sizes), self._mean_steps)
+        return moment._replace(
+            state=question.exchange.fold(moment.state, self.mean(question, total), heard),
+            buffers=moment.buffers + buffers / total.replies if buffers.numel() else moment.buffers,
+            bytes_up=moment.bytes_up + int(sent),
+            gradients=moment.gradients + float(gradients),
+        )
+
+    def weight(self, exchange: AnyExchange, client: int) -> float:
+        """N p_i: its mean over the clients is 1, so a plain mean over a random cohort is unbiased."""
+        if self.settings.weights == "uniform" or exchange.cohort == "first":
+            return 1.0
+        return len(self.sizes) * int(self.sizes[client]) / self._samples
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Return the size of tensors."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,134 @@
+"""A run that is going, and the objects that are told of it.
+
+A callback is any object with some of these methods; each gets the live run::
+
+    on_start(run)           before the first round that is played
+    on_evaluate(run, row)   after a round that was evaluated; row["name"] = value adds a column
+    on_round(run)           after every round, when its row is in the history
+    on_end(run)             after the last round, also if the run was stopped or has diverged
+
+In a run of several processes every process calls its callbacks, because `run.ask` needs all of them. In one of them
+`run.leads` is true, and its rows are kept.
+"""
+
+import numbers
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge.errors import UsageError, shown
+from kedge.round import AnyExchange
+from kedge.runs.reader import Row
+from kedge.simulator import Answer, Simulation
+
+MOMENTS = ("on_start", "on_evaluate", "on_round", "on_end")
+
+
+class CallbackError(RuntimeError):
+    """A callback failed; the message names it."""
+
+
+class LiveRun:
+    """What a callback sees of the run, and may do to it."""
+
+    def __init__(self, simulation: Simulation, rounds: int, history: list[Row]) -> None:
+        self._simulation = simulation
+        self.rounds = rounds
+        """How many it is to play."""
+        self.history = history
+        """A row per evaluated round."""
+        self.stopping = False
+        """Whether somebody has asked it to stop."""
+
+    @property
+    def round(self) -> int:
+        """How many rounds were played."""
+        return self._simulation.round
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients of the last round, in the order in which they were drawn."""
+        return self._simulation.cohorts[-1] if self.round else []
+
+    @property
+    def server(self) -> dict[str, Tensor]:
+        """The server's vectors by name: `x`, and whatever else the algorithm keeps."""
+        return self._simulation.server
+
+    @property
+    def model(self) -> nn.Module:
+        """The model at this moment: an independent copy, ready to predict."""
+        return self._simulation.model
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that keeps the history; a run of one process always is."""
+        return self._simulation.processes.leads
+
+    def client(self, number: int) -> dict[str, Tensor]:
+        """Return a client's own vectors by name."""
+        return self._simulation.client(number)
+
+    def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> Answer:
+        """Put a question to clients (None: all), such as `kedge.FullGradient`; nothing of it stays or counts."""
+        return self._simulation.ask(exchange, clients)
+
+    def stop(self) -> None:
+        """End the run after this round; with a directory, a checkpoint is left to resume from."""
+        self.stopping = True
+
+
+class Callbacks:
+    """Tells several objects what happens; a failure names the object."""
+
+    def __init__(self, objects: Sequence[object]) -> None:
+        for one in objects:
+            if isinstance(one, type) or not any(callable(getattr(one, name, None)) for name in MOMENTS):
+                raise UsageError(f"{shown(one)} is no callback: it must be an object with one of {', '.join(MOMENTS)}")
+        self._objects = objects
+
+    def tell(self, moment: str, *arguments: Any) -> None:
+        """Call the method ``moment`` of every object that has it."""
+        for one in self._objects:
+            method = getattr(one, moment, None)
+            if method is None:
+                continue
+            try:
+                method(*arguments)
+            except Exception as error:
+                text = f"the callback {type(one).__name__} failed in {moment}: {type(error).__name__}: {error}"
+                raise CallbackError(text) from error
+            if moment == "on_evaluate":
+                _check_row(type(one).__name__, arguments[1])
+
+
+def _check_row(name: str, row: Row) -> None:
+    for column, value in row.items():
+        if not isinstance(column, str) or isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise UsageError(f"the callback {name} set {shown(column)} to {shown(value)}, but a column is a number")
+        row[column] = value if isinstance(value, int) else float(value)
+
+
+class Watch:
+    """Calls a function with the number of every round and, where it was evaluated, its row."""
+
+    def __init__(self, function: Callable[[int, Row | None], None]) -> None:
+        self._function = function
+
+    def on_round(self, run: LiveRun) -> None:
+        """Report a round."""
+        last = run.history[-1] if run.history else None
+        self._function(run.round, last if last is not None and last["round"] == run.round else None)
+
+
+class StopWhen:
+    """Stops the run as soon as a function of no arguments returns True."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self._condition = condition
+
+    def on_round(self, run: LiveRun) -> None:
+        """Ask."""
+        if self._condition():
+            run.stop()

@@ -1,0 +1,36 @@
+"""One process of `kedge run --workers`: `python rank.py SOCKET ARGUMENTS` is `kedge ARGUMENTS` under a launcher.
+
+The launcher holds the other end of the socket. It hears from this process every few seconds, and when it has ended, so
+does this process. Run as a file, because to import kedge takes seconds, in which nobody would watch.
+"""
+
+import os
+import runpy
+import select
+import socket
+import sys
+import threading
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+
+def attend(launcher: socket.socket) -> None:
+    """Give signs of life until the launcher has ended, and then end."""
+    try:
+        while True:
+            heard, _, _ = select.select([launcher], [], [], BEAT)
+            if heard and not launcher.recv(1):
+                break
+            launcher.send(b".")
+    except OSError:
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    launcher = socket.socket(fileno=int(sys.argv.pop(1)))
+    launcher.set_inheritable(False)
+    os.environ["KEDGE_LAUNCHER"] = str(launcher.fileno())
+    threading.Thread(target=attend, args=(launcher,), daemon=True).start()
+    runpy.run_module("kedge", run_name="__main__", alter_sys=True)

@@ -1,0 +1,66 @@
+"""The two halves of a round, in two processes: each client has nothing but its own arrays, and a pipe."""
+
+import dataclasses
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+
+import kedge
+from kedge.client import Client
+from kedge.round import Question, Rounds, Total
+
+SETTINGS = kedge.Settings(cohort=2, local_steps=3, batch_size=4, weight_decay=1e-3, seed=5)
+
+
+def model():
+    return kedge.build_model("mlp", (64,), 10, widths=[8])
+
+
+def exchange(method, round, number):
+    return (method.opening() if round < 0 else method.exchanges(round, SETTINGS.seed))[number]
+
+
+def live(pipe, number, features, labels, method):
+    """Be a client: answer from the state that it keeps itself, and keep what it proposes."""
+    client = Client(number, model(), features, labels, method, SETTINGS)
+    state = client.initial_state()
+    pipe.send(client.samples)
+    while (message := pipe.recv()) is not None:
+        round, number, down, buffers = message
+        reply = client.answer(Question(exchange(method, round, number), round, number, down, buffers), state)
+        state = reply.state
+        pipe.send(reply._replace(state=None))  # which stays here
+
+
+@pytest.mark.parametrize("method", [kedge.ScaffoldM(eta=0.05, beta=0.2), kedge.CELSGD(eta=0.05, beta=0.2)], ids=str)
+def test_clients_in_processes_of_their_own_and_a_server_give_what_simulate_gives(method):
+    federation = kedge.load_federation("digits", clients=3, partition="dirichlet", alpha=0.5, seed=1)
+    context, pipes, processes = multiprocessing.get_context("spawn"), [], []
+    for number in range(3):
+        here, there = context.Pipe()
+        features, labels = federation.client(number)
+        processes.append(context.Process(target=live, args=(there, number, features.numpy(), labels.numpy(), method)))
+        processes[-1].start()
+        pipes.append(here)
+    rounds = Rounds(method, SETTINGS, np.array([pipe.recv() for pipe in pipes]))
+
+    def gather(question, clients):
+        for client in clients:
+            pipes[client].send((question.round, question.number, question.down, question.buffers))
+        replies = [pipes[client].recv() for client in clients]
+        sums = [rounds.summands(question, reply, 1.0) for reply in replies]
+        return Total([torch.stack(values).sum(0) for values in zip(*sums, strict=True)], len(clients))
+
+    moment = rounds.begin(torch.cat([p.detach().reshape(-1) for p in model().parameters()]), torch.zeros(0))
+    for _ in range(4):
+        moment = rounds.play(moment, gather)
+    for pipe in pipes:
+        pipe.send(None)
+    for process in processes:
+        process.join()
+    wanted = kedge.simulate(model(), federation, method, 4, **dataclasses.asdict(SETTINGS))
+    for name, vector in wanted.server.items():
+        torch.testing.assert_close(moment.state._asdict()[name], vector, rtol=1e-4, atol=1e-5)
+    assert moment.bytes_down == wanted.history[-1]["bytes_down"]
