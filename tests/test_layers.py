@@ -9,7 +9,7 @@ import kedge
 
 ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed"}
-CORE = {"direction", "exchange", "algorithm", "local_steps", "costs", "round", "questions"} | SMALL
+CORE = {"direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "questions"} | SMALL
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
