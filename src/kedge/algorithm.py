@@ -24,6 +24,10 @@ clients whose replies the round has heard, mean_k over the K steps. η is `eta`,
 B `opening_batches`; other Greek letters go by their names."""
 
 
+LARGEST = 1e30
+"""No hyper-parameter is larger: float32 still holds it."""
+
+
 def hyper(
     default: Any = MISSING,
     *,
@@ -73,6 +77,8 @@ def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise UsageError(f"{name} of {owner} is {shown(value)}, but must be a finite number")
+    if abs(value) > LARGEST:
+        raise UsageError(f"{name} of {owner} is {value:g}, but must be at most {LARGEST:g}")
     if is_whole(field) and not isinstance(value, int):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
     if not (value > rule["above"] and rule["at_least"] <= value <= rule["at_most"]):

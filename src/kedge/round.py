@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.algorithm import Algorithm
+from kedge.algorithm import LARGEST, Algorithm
 from kedge.checks import real, whole, whole_seed
 from kedge.costs import fresh, trace
 from kedge.direction import Direction, Vector
@@ -67,7 +67,8 @@ class Settings:
         whole_seed(self.seed)
         if self.local_epochs is not None:
             real("local_epochs", self.local_epochs, positive=True)
-        real("weight_decay", self.weight_decay, positive=False)
+        if real("weight_decay", self.weight_decay, positive=False) > LARGEST:
+            raise UsageError(f"weight_decay is {self.weight_decay:g}, but must be at most {LARGEST:g}")
         if real("lost_replies", self.lost_replies, positive=False) >= 1:
             raise UsageError(f"lost_replies is {self.lost_replies:g}, but must be below 1")
         if self.weights not in ("uniform", "size"):

@@ -53,7 +53,7 @@ def test_completion_loads_no_torch():
 
 
 def test_the_help_names_what_there_is():
-    assert options.DATASETS.split(", ") == [*DATASETS, "quadratics"]
+    assert options.DATASETS.split(", ") == [*DATASETS]
     assert options.MODELS.split(", ") == [*MODELS]
     assert options.PARTITIONS.split(", ") == [*PARTITIONS]
     assert options.ENGINES.split(", ") == [*ENGINES]

@@ -41,7 +41,7 @@ Out = Annotated[Path | None, typer.Option(help="A new directory for the results.
 DATASETS = "digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, quadratics"
 MODELS = "logistic, mlp, lenet, resnet18"
 PARTITIONS = "iid, dirichlet, dirichlet-by-class, shards, quantity, by-user"
-ENGINES = "auto, module, fused-mlp, fused-cnn"
+ENGINES = "auto, fused-mlp, fused-cnn, module"
 
 Dataset = Annotated[str | None, _option("dataset", DATA, f"{DATASETS}.")]
 DataDir = Annotated[str | None, _option("data_dir", DATA, "Where the files are.", "$KEDGE_DATA or ~/.cache/kedge")]
