@@ -60,7 +60,7 @@ def play(workload: str, rounds: int, threads: int) -> dict[str, float]:
 def sums() -> dict[int, float]:
     """Return the seconds of the collective for each size of model."""
     from kedge.simulator.ranks import current_processes
-    from kedge.simulator.shards import completed, within
+    from kedge.simulator.shards import within
 
     ranks, found = current_processes(), {}
     for size in SIZES:
@@ -72,7 +72,7 @@ def sums() -> dict[int, float]:
         for _ in range(5):
             ranks.agree(False)
             began = time.perf_counter()
-            completed((0, SHARDS), ranks.combined(own, branches, [vector]))
+            ranks.total(own, branches, (0, SHARDS), [vector])
             times.append(time.perf_counter() - began)
         found[size] = statistics.median(times)
     return found

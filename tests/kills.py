@@ -18,6 +18,7 @@ from tests.broken import LONGER, Fault, Left, command, finish, progress
 
 
 def _child(arguments: list[str]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # this may run under nohup
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(quiet, stream)

@@ -9,7 +9,9 @@ import kedge
 
 ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed"}
-CORE = {"direction", "exchange", "algorithm", "local_steps", "costs", "round", "settings", "questions"} | SMALL
+CORE = SMALL | {
+    "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
+}  # fmt: skip
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},

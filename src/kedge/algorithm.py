@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Generic, cast
 
-from kedge.checks import limits
+from kedge.checks import LARGEST, limits
 from kedge.direction import Vector
 from kedge.errors import UsageError, shown
 from kedge.exchange import ClientT, DownT, Exchange, Nothing, Round, ServerT, UpT
@@ -73,6 +73,8 @@ def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise UsageError(f"{name} of {owner} is {shown(value)}, but must be a finite number")
+    if abs(value) > LARGEST:
+        raise UsageError(f"{name} of {owner} is {value:g}, but must be at most {LARGEST:g}")
     if is_whole(field) and not isinstance(value, int):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
     if not (value > rule["above"] and rule["at_least"] <= value <= rule["at_most"]):

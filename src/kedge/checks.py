@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MOST = 2**53
 """No count is larger: a float still tells it from its neighbours."""
 
+LARGEST = 1e30
+"""No hyper-parameter is larger: float32 still holds it."""
+
 
 def affordable(what: str, size: int) -> None:
     """Say that ``what`` needs ``size`` bytes, if this machine has not so much memory."""

@@ -4,7 +4,7 @@ Nothing is declared, so nothing can disagree with the code: the messages are bro
 steps run with a gradient that only counts, and the sizes are read off what comes out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from kedge.algorithm import Algorithm
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Cohort, Effort, Exchange, Needs, NotKeptError, Round
+from kedge.forming import formed
 from kedge.local_steps import local_steps
 
 
@@ -101,8 +102,9 @@ def trace(
     client: Any,
     base: Effort,
     sent: dict[str, Any],
+    known: Set[str] = frozenset(),
 ) -> Trace:
-    """Run one exchange on tensors without data."""
+    """Run one exchange on tensors without data; what clients already know of the message is not sent."""
     down = exchange.broadcast(server)
     effort = exchange.effort(base)
     calls, needs = 0, Needs()
@@ -122,9 +124,10 @@ def trace(
         except NotKeptError as missing:
             needs = needs._replace(**{missing.name: True})
     parameters = server.x.numel()
+    message = [value for name, value in fresh(exchange, down, sent).items() if name not in known]
     cost = ExchangeCost(
         cohort=exchange.cohort,
-        down=Size.of(fresh(exchange, down, sent).values(), parameters),
+        down=Size.of(message, parameters),
         up=Size.of(up, parameters),
         gradients=0 if effort.minibatches is None else calls * effort.minibatches,
         full_passes=calls if effort.minibatches is None else 0,
@@ -134,29 +137,40 @@ def trace(
 
 
 def cost(
-    algorithm: Algorithm[Any, Any], parameters: int = 1000, local_steps: int = 16, round: int = 1, seed: int = 0
+    algorithm: Algorithm[Any, Any],
+    parameters: int = 1000,
+    local_steps: int = 16,
+    round: int = 1,
+    seed: int = 0,
+    *,
+    everyone: bool = False,
 ) -> Cost:
     """Return what the opening and a round of ``algorithm`` cost for a model of ``parameters`` parameters.
 
-    ``seed`` is the run's: it matters to an algorithm that draws what a round consists of.
+    ``seed`` is the run's: it matters to an algorithm that draws what a round consists of. If ``everyone`` takes part in
+    every round and keeps the last message, what follows from it is not sent again.
     """
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"algorithm is {algorithm!r}, but must be a kedge.Algorithm such as FedAvg(eta=0.1)")
     x = torch.empty(parameters, device="meta")
     server, client = algorithm.init_server(x), algorithm.init_client(x)
     base = Effort(steps=local_steps)
+    formed_in = formed(algorithm) if everyone and round else frozenset()
 
-    def run(exchanges: Iterable[Exchange[Any, Any, Any, Any]], server: Any, client: Any) -> tuple[Any, Any, Any]:
+    def run(
+        exchanges: Iterable[Exchange[Any, Any, Any, Any]], server: Any, client: Any, formed_in: Set[tuple[int, str]]
+    ) -> tuple[Any, Any, Any]:
         sent: dict[str, Any] = {}
         costs = []
-        for exchange in exchanges:
-            traced = trace(algorithm, exchange, server, client, base, sent)
+        for number, exchange in enumerate(exchanges):
+            known = {name for place, name in formed_in if place == number}
+            traced = trace(algorithm, exchange, server, client, base, sent, known)
             server, client = traced.server, traced.client
             costs.append(traced.cost)
         return tuple(costs), server, client
 
-    opening, server, client = run(algorithm.opening(), server, client)
-    costs, server, client = run(algorithm.exchanges(round, seed), server, client)
+    opening, server, client = run(algorithm.opening(), server, client, frozenset())
+    costs, server, client = run(algorithm.exchanges(round, seed), server, client, formed_in)
     return Cost(
         opening=opening,
         round=costs,

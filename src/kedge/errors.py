@@ -1,6 +1,7 @@
 """The one error that a user's mistake raises, a sentence that states the rule and the value; and the one warning."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 SHOWN = 100
@@ -21,6 +22,8 @@ class RunWarning(UserWarning):
 
 def shown(value: object) -> str:
     """Write a value for a sentence: as Python does, but never long."""
+    if isinstance(value, int) and value.bit_length() > 3 * SHOWN:
+        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # thousands of digits, or of brackets

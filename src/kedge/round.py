@@ -22,6 +22,7 @@ from kedge.algorithm import Algorithm
 from kedge.costs import fresh, trace
 from kedge.direction import Direction, Vector
 from kedge.exchange import Effort, Exchange, Local, Needs, Round
+from kedge.forming import formed
 from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
 from kedge.settings import Settings
 
@@ -232,6 +233,12 @@ class Rounds:
     def _forms(self) -> dict[AnyExchange, Form]:
         return {}
 
+    @cached_property
+    def _formed(self) -> frozenset[tuple[int, str]]:
+        """What clients of every round form from the message before; with lost replies rounds are no longer alike."""
+        everyone = self.settings.cohort in (None, len(self.sizes))
+        return formed(self.algorithm) if everyone and not self.settings.lost_replies else frozenset()
+
     def form(self, exchange: AnyExchange) -> Form:
         """Return the form of an exchange's reply."""
         if exchange not in self._forms:
@@ -265,7 +272,8 @@ class Rounds:
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
             question = self.question(moment, exchange, round, number)
-            message = [*fresh(exchange, question.down, sent).values()]
+            new = fresh(exchange, question.down, sent)
+            message = [value for name, value in new.items() if round < 1 or (number, name) not in self._formed]
             message += [moment.buffers] if exchange.effort(Effort(1)).steps else []
             moment = moment._replace(bytes_down=moment.bytes_down + len(asked) * nbytes(message))
             if heard:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Union, 
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kedge.checks import MOST, is_finite, limits, whole
+from kedge.checks import LARGEST, MOST, is_finite, limits, whole
 from kedge.errors import UsageError, shown, unknown
 
 if TYPE_CHECKING:
@@ -254,7 +254,9 @@ class Settings(Section):
         32, "Samples per minibatch; {none} is the client's whole data, so that gradients are exact.",
         at_least=1, word="full", configured=16,
     )  # fmt: skip
-    weight_decay: float = setting(0.0, "λ; λx is added to the gradient wherever one is taken.", at_least=0)
+    weight_decay: float = setting(
+        0.0, "λ; λx is added to the gradient wherever one is taken.", at_least=0, at_most=LARGEST
+    )
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weights of the clients in the objective: uniform, or by the size of their data."
     )

@@ -211,7 +211,7 @@ def test_a_user_without_a_home_is_asked_for_a_folder(monkeypatch):
         load_dataset("mnist", download=False)
 
 
-@pytest.mark.parametrize("users", [10**9, 10**12, 10**5000], ids=["9", "12", "5000"])
+@pytest.mark.parametrize("users", [10**9, 10**12])
 def test_more_users_than_fit_into_memory_are_refused_at_once(users):
     with pytest.raises(UsageError, match=r"synthetic of .* users needs .* of memory, but this machine has"):
         load_dataset("synthetic", users=users)

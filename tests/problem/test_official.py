@@ -130,7 +130,10 @@ def test_fashion_mnist_is_found_where_debian_has_it(tmp_path, small_sets, monkey
     write_mnist(tmp_path / "system", packed=True)
     kind = dataclasses.replace(mnist.KINDS["fashion-mnist"], system=tmp_path / "system")
     monkeypatch.setitem(mnist.KINDS, "fashion-mnist", kind)
-    assert len(load_dataset("fashion-mnist", tmp_path / "nowhere", download=False).train[1]) == 30
+    monkeypatch.setenv("KEDGE_DATA", str(tmp_path / "nowhere"))
+    assert len(load_dataset("fashion-mnist", download=False).train[1]) == 30
+    with pytest.raises(UsageError, match=r"fashion-mnist is not in .*nowhere"):  # asked for by name, only that counts
+        load_dataset("fashion-mnist", tmp_path / "nowhere", download=False)
 
 
 def test_a_folder_whose_name_is_not_text_is_served_all_the_same(tmp_path, small_sets, counted):

@@ -1,124 +1,198 @@
-"""Claims: what differences over few seeds say, and what they do not."""
+"""Claims: what differences over the seeds say, and what they do not."""
 
 import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-from kedge.reproduce.claims import Difference, findings, overall
-from kedge.reproduce.experiment import Claim
+from kedge.reproduce.claims import Difference, findings, holm
+from kedge.reproduce.experiment import Claim, Experiment, load
 from kedge.reproduce.plan import Case, Hyper
-from kedge.reproduce.results import Curve, Measure, measures, read_measures, write_measures
+from kedge.reproduce.results import Curve, measures, read_measures, write_measures
+from tests.reproduce.rows import ROW, history
 
-ROW = Measure("P", "tuned", "a", 0, 0.1, None, 0.5, 1.0, 0.4, 0.6, 0.5, 0.5, 10, 100.0, 1.0, None)
 
-
-def rows(line, accuracies, panel="P"):
-    return [replace(ROW, line=line, panel=panel, seed=seed, accuracy=a) for seed, a in enumerate(accuracies)]
+def rows(line, accuracies, panel="P", protocol="tuned"):
+    return [
+        replace(ROW, line=line, panel=panel, seed=seed, accuracy=a, protocol=protocol)
+        for seed, a in enumerate(accuracies)
+    ]
 
 
 def nothing(figure):
     return None
 
 
+def judged(claims, own, look=nothing, untestable="", panels=("P",), **more):
+    experiment = load("mlp-full").model_copy(
+        update={"claims": claims, "panels": {panel: {} for panel in panels}, "judged": ["tuned"], **more}
+    )
+    assert isinstance(experiment, Experiment)
+    return findings(experiment, own, look, untestable)
+
+
+def verdicts(own, *pairs, **more):
+    return [found.verdict for found in judged([Claim(text="", pairs=list(pairs))], own, **more)]
+
+
+BETTER, WORSE = rows("a", [0.50, 0.60, 0.71, 0.52]), rows("b", [0.40, 0.50, 0.60, 0.41])
+
+
+def test_the_t_test_and_the_interval_are_those_of_scipy():
+    values = [0.1, 0.25, 0.3, -0.02, 0.2]
+    difference = Difference("a over b", "accuracy", values)
+    test = stats.ttest_1samp(values, 0)
+    assert difference.p == pytest.approx(test.pvalue)
+    assert difference.interval == pytest.approx(tuple(test.confidence_interval(0.95)))
+
+
 @pytest.mark.parametrize(
-    ("values", "word"),
+    ("values", "p", "word"),
     [
-        ([0.10, 0.11, 0.12], "clear"),
-        ([0.01, 0.11, 0.30], "leaning"),
-        ([-0.01, 0.11, 0.30], "open"),
-        ([0.0, 0.1, 0.1], "open"),
-        ([-0.01, -0.11, -0.30], "reversed"),
-        ([0.1], "leaning"),
-        ([math.inf, math.inf, 0.1], "leaning"),
+        ([0.1, 0.1], 0.0, "as claimed"),
+        ([-0.1, -0.1], 0.0, "the opposite"),
+        ([0.1, 0.1], 0.05, "open"),
+        ([0.0, 0.0], 0.0, "open"),
+        ([math.inf] * 6, 0.03, "as claimed"),
+        ([-math.inf] * 6, 0.03, "the opposite"),
     ],
 )
-def test_a_difference_in_a_word(values, word):
-    assert Difference("a - b", "accuracy", values).word == word
+def test_a_p_value_in_a_word(values, p, word):
+    assert Difference("a over b", "loss", values).says(p) == word
+
+
+def test_one_seed_or_no_difference_says_nothing():
+    assert Difference("a over b", "accuracy", [0.3]).p == 1.0
+    assert Difference("a over b", "accuracy", [0.0, 0.0]).p == 1.0
+    assert Difference("a over b", "loss", [math.inf, -math.inf]).p == 1.0
 
 
 def test_a_difference_in_figures():
-    text = str(Difference("a - b", "accuracy", [0.1, 0.2, 0.3]))
-    assert text == "a - b: +20.0 ± 5.8 points, better in 3 of 3 seeds"
-    text = str(Difference("a - b", "loss", [0.0012, 0.0014]))
-    assert text == "a - b: +0.00130 ± 0.00010 of loss saved, better in 2 of 2 seeds"
-    assert str(Difference("a - b", "accuracy", [0.1])) == "a - b: +10.00 points, better in 1 of 1 seeds"
+    text = str(Difference("a over b", "accuracy", [0.1, 0.2, 0.3]))
+    assert text == "a over b: +20 [-5, +45] points of accuracy at the end, p = 0.074"
+    rounds = Difference("a over b", "rounds", [math.log(2), math.log(2)])
+    assert rounds.amount == "2.00 [2.00, 2.00]"
+    assert Difference("a over b", "loss", [math.inf, 0.1]).amount == "with diverged runs, better in 2 of 2 seeds"
 
 
-def test_losses_of_diverged_runs_are_said_and_not_averaged():
-    found = Difference("a - b", "loss", [math.inf, -math.inf, 0.1])
-    assert found.word == "open"
-    assert str(found) == "a - b: with diverged runs, better in 2 of 3 seeds"
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_multiplies_the_smallest_by_the_number_and_never_changes_the_order(values):
+    corrected = holm(values)
+    assert all(before <= after <= 1 for before, after in zip(values, corrected, strict=True))
+    if values:
+        assert min(corrected) == min(1.0, min(values) * len(values))
+    pairs = sorted(zip(values, corrected, strict=True))
+    assert [each for _, each in pairs] == sorted(corrected)
+
+
+def test_holm_as_in_the_book():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
 def test_a_claim_is_judged_seed_by_seed():
-    own = rows("a", [0.50, 0.60, 0.71]) + rows("b", [0.40, 0.50, 0.60])
-    [found] = findings([Claim(text="", pairs=[("a", "b")])], own, nothing)
-    assert found.differences[0].values == pytest.approx([0.10, 0.10, 0.11])
-    assert found.verdict == "holds"
-    [other] = findings([Claim(text="", pairs=[("b", "a")])], own, nothing)
-    assert other.verdict == "the opposite in every seed"
-    [both] = findings([Claim(text="", pairs=[("a", "b"), ("b", "a")])], own, nothing)
-    assert both.verdict == "of 2 comparisons 1 as claimed, 1 the opposite"
+    [found] = judged([Claim(text="", pairs=[("a", "b")])], BETTER + WORSE)
+    assert found.differences[0].values == pytest.approx([0.10, 0.10, 0.11, 0.11])
+    assert found.verdict == "reproduced"
+    assert verdicts(BETTER + WORSE, ("b", "a")) == ["not reproduced"]
+    assert verdicts(BETTER + WORSE, ("a", "b"), ("b", "a")) == ["partly: a over b"]
+    assert verdicts(rows("a", [0.1, 0.6, 0.9, 0.4]) + WORSE, ("a", "b")) == ["open"]
 
 
-def test_over_all_protocols_a_claim_is_reproduced_or_not():
-    better, worse = rows("a", [0.50, 0.60, 0.71]), rows("b", [0.40, 0.50, 0.60])
-    equal = [replace(row, protocol="equal", accuracy=1 - row.accuracy) for row in better + worse]
-
-    def said(own, *pairs):
-        return overall(findings([Claim(text="", pairs=list(pairs))], own, nothing))
-
-    assert said(better + worse, ("a", "b")) == "reproduced"
-    assert said(better + worse, ("b", "a")) == "not reproduced"
-    assert said(better + worse + equal, ("a", "b")) == "only with each at its own best rate"
-    assert said(better + worse + equal, ("b", "a")) == "only with one effective rate for all"
-    assert said(better + worse, ("a", "b"), ("b", "a")) == "of 2 comparisons 1 as claimed, 1 the opposite"
-    assert said(rows("a", [0.5, 0.6, 0.9]) + worse, ("a", "b")) == "in every seed, but not significant"
-    assert said(rows("a", [0.1, 0.6, 0.9]) + worse, ("a", "b")) == "open: the seeds disagree"
-    assert said(better, ("a", "b")) == "not judged"
+def test_a_difference_that_is_not_significant_reverses_nothing():
+    assert verdicts(rows("a", [0.39, 0.40, 0.59, 0.40]) + WORSE, ("a", "b")) == ["open"]
 
 
-def test_a_lower_loss_is_better():
-    own = [replace(ROW, loss=0.5), replace(ROW, line="b", loss=0.8)]
-    [found] = findings([Claim(text="", pairs=[("a", "b")], metric="loss")], own, nothing)
-    assert found.differences[0].values == pytest.approx([0.3])
+def test_all_comparisons_of_a_figure_are_corrected_together():
+    hint = rows("a", [0.41, 0.53, 0.62, 0.45])
+    assert verdicts(hint + WORSE, ("a", "b")) == ["reproduced"]
+    claims = [Claim(text=str(number), pairs=[("a", "b")]) for number in range(3)]
+    assert {found.verdict for found in judged(claims, hint + WORSE)} == {"open"}
+
+
+@pytest.mark.parametrize(("line", "protocol"), [("a", "second"), ("b", "second"), ("a", "finer"), ("b", "finer")])
+def test_what_another_point_of_the_grid_flips_is_open(line, protocol):
+    own = BETTER + WORSE
+    own += [replace(row, protocol=protocol) for row in own]
+    assert verdicts(own, ("a", "b")) == ["reproduced"]
+    other = 0.2 if line == "a" else 0.9
+    own = [replace(row, accuracy=other) if (row.line, row.protocol) == (line, protocol) else row for row in own]
+    [found] = judged([Claim(text="", pairs=[("a", "b")])], own)
+    assert found.verdict == "open"
+    assert found.differences[0].flips == [
+        f"the second-best point of {line}" if protocol == "second" else "the finer grid"
+    ]
+
+
+def test_protocols_that_the_paper_did_not_use_are_shown_and_do_not_count():
+    own = BETTER + WORSE + [replace(row, protocol="equal", accuracy=1 - row.accuracy) for row in BETTER + WORSE]
+    [found] = judged([Claim(text="", pairs=[("a", "b")])], own)
+    assert (found.verdict, [each.name for each in found.shown]) == ("reproduced", ["a over b (equal)"])
+    [both] = judged([Claim(text="", pairs=[("a", "b")])], own, judged=["tuned", "equal"])
+    assert both.verdict == "partly: a over b"
+
+
+def test_every_panel_has_a_verdict_also_where_it_was_not_run_or_cannot_be_tested():
+    claim = Claim(text="", pairs=[("a", "b")])
+    found = judged([claim], BETTER + WORSE, panels=("P", "Q"))
+    assert [each.verdict for each in found] == ["reproduced", "not run"]
+    found = judged([claim], BETTER + WORSE, panels=("P", "Q"), untestable="too short")
+    assert {each.verdict for each in found} == {"not testable at this scale"}
+    assert [each.verdict for each in judged([claim], [], panels=("P", "Q"))] == ["not run", "not run"]
+
+
+def test_a_lower_loss_and_fewer_rounds_are_better():
+    own = [replace(ROW, loss=0.5, rounds_to=10.0), replace(ROW, line="b", loss=0.8, rounds_to=20.0)]
+    [loss] = judged([Claim(text="", pairs=[("a", "b")], metric="loss")], own)
+    assert loss.differences[0].values == pytest.approx([0.3])
+    [rounds] = judged([Claim(text="", pairs=[("a", "b")], metric="rounds")], own)
+    assert math.exp(rounds.differences[0].values[0]) == pytest.approx(2)
+
+
+def test_a_target_that_is_not_reached_takes_at_least_all_rounds():
+    own = [replace(ROW, rounds_to=5.0, rounds=20), replace(ROW, line="b", rounds_to=math.inf, rounds=20)]
+    [found] = judged([Claim(text="", pairs=[("a", "b")], metric="rounds")], own)
+    assert math.exp(found.differences[0].values[0]) == pytest.approx(4)
 
 
 def test_an_advantage_may_be_compared_with_that_of_another_panel_or_figure():
     own = rows("a", [0.5, 0.6]) + rows("b", [0.2, 0.3]) + rows("a", [0.9, 0.9], "Q") + rows("b", [0.8, 0.8], "Q")
     claim = Claim(text="", pairs=[("a", "b")], panels=["P"], more_than_in="Q")
-    [found] = findings([claim], own, nothing)
+    [found] = judged([claim], own, panels=("P", "Q"))
     assert found.differences[0].values == pytest.approx([0.2, 0.2])
     elsewhere = claim.model_copy(update={"more_than_in": "other: Q"})
-    assert findings([elsewhere], own, nothing)[0].verdict == "needs the figure other"
-    assert findings([elsewhere], own, lambda figure: own)[0].differences == [
-        replace(found.differences[0], name="a - b, P, less that in other: Q")
-    ]
+    assert judged([elsewhere], own)[0].verdict == "not run: needs other: Q"
+    assert judged([elsewhere], own, lambda figure: own)[0].differences[0].values == found.differences[0].values
 
 
-def test_a_claim_on_a_panel_that_a_scale_leaves_out_says_so():
-    claim = Claim(text="", pairs=[("a", "b")], panels=["Q"])
-    assert findings([claim], rows("a", [0.5]) + rows("b", [0.4]), nothing)[0].verdict == "not at this scale"
-
-
-def history(*accuracies, gradients=10, bytes_=1e6):
-    return [
-        {
-            "round": r, "test_accuracy": a, "test_loss": 1 - a, "gradients": gradients * r, "bytes_down": bytes_ * r,
-            "bytes_up": 0.0,
-        }
-        for r, a in enumerate(accuracies, 1)
-    ]  # fmt: skip
-
-
-def test_budgets_are_those_of_the_cheapest_line():
-    cheap = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(0.1, 0.2, 0.3, 0.4))
-    dear = Curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), 0, history(0.3, 0.5, 0.7, 0.9, gradients=20, bytes_=2e6))
+def test_budgets_are_those_of_the_cheapest_line_and_between_evaluations_lines_are_straight():
+    cheap = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(*[0.4] * 5, bytes_=2e6))
+    dear = Curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), 0, history(*[0.2 * r for r in range(1, 6)], gradients=20))
     first, second = measures([cheap, dear])
-    assert (first.at_gradients, first.at_bytes) == (0.4, 0.4)
-    assert (second.at_gradients, second.at_bytes, second.accuracy) == (0.5, 0.5, 0.9)
-    assert second.speed == pytest.approx(0.6)
+    assert first.at_gradients == pytest.approx(0.4)
+    assert second.at_gradients == pytest.approx(0.45)  # from 0.4 after 40 to 0.5 after 50, at 20 a round
+    assert first.at_bytes == pytest.approx(0.4)
+    assert second.at_bytes == pytest.approx(0.9)
+
+
+def test_rounds_to_the_target_are_interpolated_and_the_target_is_where_the_weakest_ends():
+    weak = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(0.2, 0.3, 0.4, 0.503))
+    strong = Curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), 0, history(0.3, 0.45, 0.55, 0.6))
+    lost = Curve(Case("P", "tuned", "c"), Hyper(0.1, 0.5), 0, history(0.1, 0.1, 0.1, 0.11))
+    first, second, third = measures([weak, strong, lost])
+    assert first.target == pytest.approx(0.5)
+    assert second.rounds_to == pytest.approx(2.5)
+    assert (second.gradients_to, second.megabytes_to) == pytest.approx((25, 2.5))
+    assert third.rounds_to == math.inf
+    assert first.rounds_to == pytest.approx(3 + 0.1 / 0.103)
+
+
+@given(st.lists(st.floats(0.1, 1), min_size=2, max_size=12))
+def test_the_area_lies_between_the_ends_of_the_curve(accuracies):
+    [row] = measures([Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(*accuracies))])
+    assert 0.1 - 1e-9 <= row.area <= max(accuracies) + 1e-9
 
 
 def test_the_end_is_the_mean_of_the_last_fifth():
@@ -129,6 +203,6 @@ def test_the_end_is_the_mean_of_the_last_fifth():
 def test_a_diverged_run_counts_as_a_guess(tmp_path):
     curve = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(0.5), diverged=2)
     [row] = measures([curve])
-    assert (row.accuracy, row.loss, row.diverged) == (0.1, math.inf, 2)
+    assert (row.accuracy, row.loss, row.rounds_to, row.diverged) == (0.1, math.inf, math.inf, 2)
     write_measures(tmp_path / "summary.csv", [row, ROW])
     assert read_measures(tmp_path / "summary.csv") == [row, ROW]

@@ -1,6 +1,8 @@
 """The results in the repository are those of the experiments in the repository."""
 
 import csv
+import re
+import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 from kedge.reproduce.claims import findings
 from kedge.reproduce.conduct import configurations, measures_of
 from kedge.reproduce.experiment import load
-from kedge.reproduce.plan import Case, Hyper, Plan
+from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, Hyper, Plan
+from kedge.reproduce.search import between, beyond
+from kedge.reproduce.verdict import UNCHECKED
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/*/summary.csv"))
@@ -30,15 +34,27 @@ def measured(folder):
     return measures_of(RESULTS, folder.parent.name, folder.name)
 
 
+@pytest.fixture
 def searched(folder):
-    """Return the pairs that were searched, by panel and line, each with its accuracy and loss."""
+    """Return what was tried, by panel and line: the point and whether by the finer grid, with its runs."""
     found = defaultdict(dict)
     with (folder / "grid.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            pair = Hyper(float(row["eta"]), float(row["beta"]) if row["beta"] else None)
-            score = (float(row["accuracy"]), -float(row["loss"]))
-            found[row["panel"], row["line"]].setdefault(pair, []).append(score)
+            point = Hyper(float(row["eta"]), *(float(row[key]) if row[key] else None for key in ("beta", "step")))
+            tries = found[row["panel"], row["line"]].setdefault((point, row["finer"] == "1"), [])
+            tries.append((int(row["seed"]), float(row["accuracy"]), float(row["loss"])))
     return found
+
+
+def ranked(plan, tried, finer):
+    """Return the points that were tried, the best first, with their scores."""
+
+    def score(tries):
+        accuracy, loss = (statistics.fmean(each[place] for each in tries) for place in (1, 2))
+        return (round(accuracy, 4), -loss) if plan.experiment.tuned.judge == "accuracy" else (-loss, accuracy)
+
+    scores = {point: score(tries) for (point, later), tries in tried.items() if finer or not later}
+    return sorted(scores.items(), key=lambda item: item[1], reverse=True)
 
 
 def test_every_line_was_run_with_every_seed(plan, measured):
@@ -46,27 +62,74 @@ def test_every_line_was_run_with_every_seed(plan, measured):
 
 
 def test_the_configurations_are_those_of_the_experiment(folder, plan, measured):
-    chosen = {row.case: Hyper(row.eta, row.beta) for row in measured}
+    chosen = {row.case: Hyper(row.eta, row.beta, row.step) for row in measured}
     written = {file.name: file.read_text(encoding="utf-8") for file in (folder / "configs").iterdir()}
     assert written == configurations(plan, {case: chosen[case] for case in plan.cases()})
 
 
-def test_the_rates_are_the_best_of_the_grid_or_the_common_one(folder, plan, measured):
-    grids = searched(folder)
+def test_every_final_model_has_a_hash(measured):
+    assert all(re.fullmatch("[0-9a-f]{16}", row.model) for row in measured if row.diverged is None)
+    runs = defaultdict(set)  # protocols that choose the same point share their runs
     for row in measured:
-        pair, case = Hyper(row.eta, row.beta), Case(row.panel, row.protocol, row.line)
-        if row.protocol != "tuned":
-            assert pair == plan.equal(case)
+        runs[row.panel, row.line, row.eta, row.beta, row.step, row.seed].add(row.model)
+    assert all(len(models) == 1 for models in runs.values())
+
+
+def test_every_point_is_the_one_that_its_protocol_chooses(plan, measured, searched):
+    for row in measured:
+        point = Hyper(row.eta, row.beta, row.step)
+        if row.protocol not in SEARCHED:
+            assert point == plan.common(row.case)
             continue
-        tried = grids[row.panel, row.line]
-        assert set(plan.grid(case)) <= set(tried)
-        best = max(sum(accuracy for accuracy, _ in scores) / len(scores) for scores in tried.values())
-        assert sum(accuracy for accuracy, _ in tried[pair]) / len(tried[pair]) == pytest.approx(best, abs=1e-4)
+        order = ranked(plan, searched[plan.searched(row.case).panel, row.line], finer=row.protocol == "finer")
+        place = 1 if row.protocol == "second" else 0
+        assert dict(order)[point][0] == pytest.approx(order[place][1][0], abs=1e-4)
+
+
+def test_every_line_has_spent_the_same_budget_on_every_tuning_seed(plan, searched):
+    tuning = plan.size.tuning
+    seeds = set(range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + tuning.seeds))
+    grids = plan.grids()
+    assert {(case.panel, case.line) for case in grids} == set(searched)
+    for case, coarse in grids.items():
+        tried = searched[case.panel, case.line]
+        assert all({seed for seed, *_ in tries} == seeds for tries in tried.values())
+        points = [point for point, later in tried if not later]
+        best = ranked(plan, tried, finer=False)[0][0]
+        assert set(coarse) <= set(points)
+        exhausted = len(points) >= tuning.budget or not between(best, points)
+        assert exhausted, f"{case} has {len(points)} points"
+        most = max(len(coarse), tuning.budget) + 2 * tuning.extend + 5
+        assert len(points) <= most
+
+
+def test_the_best_point_lies_inside_its_grid_or_the_verdict_says_that_it_does_not(folder, plan, searched):
+    text = (folder / "verdict.md").read_text(encoding="utf-8")
+    for (panel, line), tried in searched.items():
+        points = [point for point, later in tried if not later]
+        best = ranked(plan, tried, finer=False)[0][0]
+        for point in beyond(best, points):
+            [axis] = [axis for axis in Hyper._fields if getattr(point, axis) != getattr(best, axis)]
+            assert f"{line} ({axis} {getattr(best, axis):g})" in text, (panel, line)
 
 
 def test_the_verdict_says_what_the_numbers_say(folder, plan, measured):
     text = (folder / "verdict.md").read_text(encoding="utf-8")
     assert f"Reduced: {plan.size.reduced}." in text
-    for finding in findings(plan.experiment.claims, measured, lambda name: measures_of(RESULTS, name, plan.scale)):
+    found = findings(
+        plan.experiment, measured, lambda name: measures_of(RESULTS, name, plan.scale), plan.size.untestable
+    )
+    for finding in found:
         assert finding.claim.text in text
-        assert all(f"- {difference}: {difference.word}" in text for difference in finding.differences)
+        assert all(f"- {difference}" in text for difference in finding.differences)
+
+
+def test_a_verdict_on_tuned_lines_was_checked_at_other_points_of_the_grid_or_says_that_it_was_not(
+    folder, plan, measured
+):
+    if not {"second", "finer"} <= set(plan.protocols):
+        assert UNCHECKED in (folder / "verdict.md").read_text(encoding="utf-8")
+        return
+    for finding in findings(plan.experiment, measured, lambda name: measures_of(RESULTS, name, plan.scale)):
+        tuned = [each for each in finding.differences if not each.name.endswith(")")]
+        assert all(len(difference.checks) == 3 for difference in tuned)

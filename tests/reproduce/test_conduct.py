@@ -1,6 +1,7 @@
 """Conducting an experiment: interrupted, gone on with, in one process or several."""
 
 import csv
+import hashlib
 
 import pytest
 
@@ -20,7 +21,7 @@ def conducted(out, processes: int, ends: int | None = None):
     folder = out / "mlp-partial" / "smoke"
     plan = Plan(load("mlp-partial"), "smoke")
     conduct(plan, out, processes, lambda title, jobs: watch, lambda: ended == ends, "command")
-    return {path.relative_to(folder): path.read_bytes() for path in folder.glob("*.*") if path.suffix != ".pdf"}
+    return {path.relative_to(folder): path.read_bytes() for path in folder.glob("*.*") if path.suffix != ".svg"}
 
 
 def test_interrupted_or_in_several_processes_it_is_the_same_to_the_bit(tmp_path):
@@ -34,16 +35,19 @@ def test_interrupted_or_in_several_processes_it_is_the_same_to_the_bit(tmp_path)
     assert conducted(tmp_path / "several", 2) == whole
 
 
-def test_a_refined_grid_has_more_rates_and_chooses_from_all(tmp_path):
-    experiment = load("mlp-partial")
-    smoke = experiment.scales["smoke"]
-    tuning = smoke.tuning.model_copy(update={"refine": True})
-    scales = {"smoke": smoke.model_copy(update={"tuning": tuning})}
-    plan = Plan(experiment.model_copy(update={"scales": scales}), "smoke")
-    conduct(plan, tmp_path, 1, lambda title, jobs: lambda event: None, lambda: False, "command")
+def test_the_grid_is_written_with_every_point_and_the_model_with_its_hash(tmp_path):
+    conducted(tmp_path, 1)
     folder = tmp_path / "mlp-partial" / "smoke"
     with (folder / "grid.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["line"] == "scaffold"]
-    assert len(rows) == len(smoke.eta) + 2
-    best = max(rows, key=lambda row: (float(row["accuracy"]), -float(row["loss"])))
+    assert len(rows) >= 3
+    best = max((row for row in rows if row["finer"] == "0"), key=lambda row: -float(row["loss"]))
     assert f"| scaffold | {best['eta']} |" in (folder / "verdict.md").read_text(encoding="utf-8")
+    with (folder / "summary.csv").open() as file:
+        runs = [row for row in csv.DictReader(file) if not row["diverged"]]
+    for row in runs:
+        hyper = "-".join(f"{key}-{row[key]}" for key in ("eta", "beta", "step") if row[key])
+        model = folder / "runs" / f"run--1-of-10-clients--{row['line']}--{hyper}--seed-{row['seed']}"
+        digest = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+        assert digest.startswith(row["model"])
+        assert len(row["model"]) == 16

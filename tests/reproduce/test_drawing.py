@@ -1,21 +1,22 @@
 """The figures of an experiment: what diverged is left out, and said."""
 
 import math
+from dataclasses import replace
 
-from kedge.report.panels import draw_rankings
-from kedge.reproduce.drawing import _sweep
+from kedge.report.palette import look
+from kedge.report.panels import Series, View, draw_rankings, draw_views
+from kedge.reproduce.drawing import _over, _sweep
 from kedge.reproduce.experiment import load
-from kedge.reproduce.plan import Plan
-from kedge.reproduce.results import Measure
+from kedge.reproduce.plan import Case, Hyper, Plan
+from kedge.reproduce.results import Curve
+from tests.reproduce.rows import ROW, history
 
 
 def test_a_sweep_keeps_the_seeds_that_did_not_diverge(tmp_path):
     plan = Plan(load("participation"), "laptop")
     panels = list(plan.experiment.panels_at("laptop"))
     rows = [
-        Measure(
-            panel, "tuned", "fedavg", seed, 0.1, None, 0.5 + seed / 10, 1.0, 0.4, 0.6, 0.5, 0.5, 10, 100.0, 1.0, lost
-        )
+        replace(ROW, panel=panel, line="fedavg", seed=seed, accuracy=0.5 + seed / 10, diverged=lost)
         for seed in range(3)
         for panel in panels
         for lost in [4 if (seed, panel) == (0, panels[1]) else None]
@@ -36,3 +37,25 @@ def test_a_ranking_has_the_best_on_top_and_a_dot_for_every_seed(tmp_path, monkey
     assert [label.get_text() for label in axes.get_yticklabels()] == ["low", "middle", "high"]
     dots = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
     assert dots == [values["low"], values["middle"], values["high"]]
+
+
+def test_where_accuracy_saturates_the_error_is_drawn_with_the_rates_in_the_legend():
+    for end, y in ((0.95, "test error"), (0.8, "test accuracy")):
+        curves = [Curve(Case("P", "tuned", "fedavg-m"), Hyper(0.5, 0.2), 0, history(0.3, end))]
+        view = _over(curves, "P", "tuned", "round", "test_accuracy")
+        assert (view.y, view.log_y, view.series[0].note) == (y, y == "test error", "η 0.5 β 0.2")
+        assert view.series[0].runs[0][1][-1] == (1 - end if y == "test error" else end)
+
+
+def test_diagrams_of_one_quantity_have_one_scale_and_an_algorithm_one_look(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("kedge.report.panels.save_figure", lambda figure, path, **options: drawn.append(figure))
+    low, high = (
+        View(name, "rounds", "accuracy", [Series(line, runs=[([1, 2], [v, v + 1])]) for line in lines])
+        for name, v, lines in (("low", 0.0, ["fedavg", "scaffold"]), ("high", 5.0, ["scaffold"]))
+    )
+    draw_views([[low, high]], tmp_path / "f", "title", "note")
+    left, right = drawn[0].axes
+    assert left.get_ylim() == right.get_ylim()
+    assert left.get_lines()[1].get_color() == right.get_lines()[0].get_color() == look("scaffold")["color"]
+    assert look("fedavg, free step")["linestyle"] != look("fedavg")["linestyle"]

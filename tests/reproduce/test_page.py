@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from kedge.reproduce import page
-from kedge.reproduce.results import Measure, write_measures
+from kedge.reproduce.experiment import load, names
+from kedge.reproduce.results import write_measures
+from tests.reproduce.rows import ROW
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduce.md"
@@ -20,22 +22,46 @@ def test_the_generated_parts_are_current(path):
     assert page.refreshed(text, ROOT / "experiments" / "results") == text, "run `make docs`"
 
 
-def test_a_claim_without_results_says_so(tmp_path):
-    assert page.claims(tmp_path, beyond=False).count("not run yet | not run yet") == 14
+def test_every_panel_of_every_claim_has_a_row_also_where_nothing_was_run(tmp_path):
+    table = page.claims(tmp_path, beyond=False)
+    panels = [
+        (experiment.name, claim.text, panel)
+        for experiment in map(load, names())
+        if not experiment.beyond
+        for claim in experiment.claims
+        for panel in claim.panels or experiment.panels
+    ]
+    assert len(table.splitlines()) == 2 + len(panels)
+    assert all(any(text in row and panel in row for row in table.splitlines()) for _, text, panel in panels)
+    resnet = sum(name.startswith("resnet") for name, _, _ in panels)
+    assert table.count("**not testable at this scale**") == resnet
+    assert table.count("**not run**") == len(panels) - resnet
+
+
+def test_what_the_paper_does_not_state_is_listed():
+    table = page.unstated()
+    assert "| Figures 7 and 8 | the betas (1, 0.5, 0.2, 0.1 and 0.05), whether the learning rate was the same" in table
 
 
 def test_results_fill_the_page_and_smoke_does_not(tmp_path, monkeypatch):
-    row = Measure("all 10 clients", "tuned", "", 0, 0.1, None, 0.5, 1.0, 0.4, 0.6, 0.5, 0.5, 10, 100.0, 1.0, None)
-    speeds = {"fedavg": 0.2, "fedavg-m": 0.3, "scaffold": 0.4, "scaffold-m": 0.5}
-    rows = [replace(row, line=line, seed=s, speed=v + s / 10) for line, v in speeds.items() for s in range(3)]
+    ends = {"fedavg": 20.0, "fedavg-m": 10.0, "scaffold": 16.0, "scaffold-m": 8.0}
+    rows = [
+        replace(ROW, panel="all 10 clients", line=line, seed=s, rounds_to=v + 0.01 * s * v, loss=v + s, protocol=how)
+        for line, v in ends.items()
+        for s in range(3)
+        for how in ("tuned", "second", "finer")
+    ]
     for scale in ("smoke", "laptop"):
         folder = tmp_path / "experiments" / "results" / "mlp-full" / scale
         folder.mkdir(parents=True)
         write_measures(folder / "summary.csv", rows)
         table = page.claims(tmp_path / "experiments" / "results", beyond=False)
-        assert ("fedavg-m - fedavg: +10.00" in table) == (scale == "laptop")
-    assert "**reproduced**<br>tuned: holds" in table
-    assert "laptop/verdict.md) | reproduced |" in page.summary(tmp_path / "experiments" / "results")
+        assert ("fedavg-m over fedavg: 2.00 [2.00, 2.00] times fewer rounds" in table) == (scale == "laptop")
+    assert "p = 0 (as claimed)<br>" in table
+    assert "**reproduced** | [laptop](../experiments/results/mlp-full/laptop/verdict.md)" in table
+    summary = page.summary(tmp_path / "experiments" / "results")
+    assert "all clients take part. | **reproduced** in Figure 1(a) |" in summary
+    assert summary.count("**not testable at this scale** in Figure 2(a), left, Figure 2(a), right |") == 1
     monkeypatch.chdir(tmp_path)
     shutil.copy(PAGE, "page.md")
     page.main(["page.md"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -145,3 +146,17 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_named_and_not_waited_for(r
         assert kedge.read_run(path).problems == (sentence,)
         assert execute(["resume", str(path), "--rounds", "4"]) == 2
         assert capsys.readouterr().err == f"kedge: {sentence}\n"
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+def test_numbers_of_many_digits_are_refused_in_a_sentence(runs, tmp_path, digits, capsys):
+    number = "9" * digits
+    shutil.copytree(runs / "seed0", tmp_path / "run")
+    for name in ("summary.json", "metrics.jsonl"):
+        content = (runs / "seed0" / name).read_text()
+        forged = re.sub(r'"test_loss": [^,]*,', f'"test_loss": {number},', content, count=1)
+        assert forged != content
+        (tmp_path / "run" / name).write_text(forged)
+        assert kedge.read_run(tmp_path / "run").problems
+        assert execute(["resume", str(tmp_path / "run"), "--rounds", "9"]) in (0, 2)
+        assert "Traceback" not in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_words_stand_for_none_in_a_configuration_only():
     config = check({"run": {"cohort": "all", "batch_size": "full"}})
     assert (config.run.cohort, config.run.batch_size) == (None, None)
     assert tomllib.loads(to_toml(resolved(config)))["run"].items() >= {"cohort": "all", "batch_size": "full"}.items()
-    with pytest.raises(UsageError, match="^cohort is 'all', but must be a whole number of at least 1$"):
+    with pytest.raises(UsageError, match=r"^cohort is 'all', but must be a whole number of at least 1$"):
         kedge.Settings(cohort="all")
     with pytest.raises(
         UsageError, match=r"^run\.cohort is 'some', but must be a whole number of at least 1, or 'all'$"
@@ -142,7 +142,7 @@ def test_widths_are_numbers_with_commas_between():
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
-    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2), st.sampled_from(["all", "full", "30s", "2GB", 1e3]),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2), st.sampled_from(["all", "full", "30s", 1e3]),
 )  # fmt: skip
 
 
@@ -151,8 +151,9 @@ def test_any_value_is_read_and_written_back_or_refused_in_a_sentence_with_its_na
     declared = SETTINGS[key]
     try:
         read = declared.read(value)
-    except UsageError as error:
-        assert re.match(rf"{declared.name} is .*, but must be [^\n]*$", str(error), re.DOTALL)
+    except UsageError:
+        with pytest.raises(UsageError, match=rf"(?s)^{declared.name} is .*, but must be [^\n]*$"):
+            declared.read(value)
         return
     assert declared.read(declared.written(read)) == read
     kind: type[Section] = Config.sections[key.partition(".")[0]]

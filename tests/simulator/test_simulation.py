@@ -72,7 +72,7 @@ def test_history_has_a_row_per_evaluated_round_and_one_for_the_last():
     result = play(rounds=5, eval_every=2)
     assert [row["round"] for row in result.history] == [2, 4, 5]
     assert set(result.history[0]) == {
-        "round", "test_loss", "test_accuracy", "bytes_down", "bytes_up", "gradients", "seconds",
+        "round", "test_loss", "test_accuracy", "bytes_down", "bytes_up", "gradients", "seconds", "step_norm",
     }  # fmt: skip
 
 
@@ -345,3 +345,15 @@ def test_a_run_that_nobody_holds_leaves_no_data_in_memory(engine, tmp_path):
         assert run() is None
     finally:
         gc.enable()
+
+
+def test_a_row_has_the_length_of_the_last_step():
+    clients = [(torch.randn(4, 3), torch.randint(0, 2, (4,))) for _ in range(3)]
+    ends = {}
+    for rounds in (1, 2, 3):
+        torch.manual_seed(0)
+        method = kedge.FedAvgM(eta=0.1, beta=0.3)
+        ends[rounds] = kedge.simulate(nn.Linear(3, 2), kedge.Federation(clients), method, rounds, None, batch_size=2)
+    for rounds in (2, 3):
+        step = (ends[rounds].server["x"] - ends[rounds - 1].server["x"]).norm()
+        assert ends[rounds].history[-1]["step_norm"] == pytest.approx(float(step))

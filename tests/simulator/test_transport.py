@@ -1,9 +1,11 @@
 """Tensors over sockets arrive as they were sent, and whoever is gone is named."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from kedge.errors import LostProcessError, UnlikeError
 from kedge.simulator.ranks import Ranks
+from kedge.simulator.shards import completed, within
 from kedge.simulator.transport import SocketTransport, mesh
 
 
@@ -110,3 +113,34 @@ def test_a_flag_of_any_rank_is_agreed_on(flags):
         ranks = [Ranks(rank, 2, made[rank]) for rank in range(2)]
         expected = [any(column) for column in zip(*flags, strict=True)]
         assert at_once(lambda rank: ranks[rank].agree(*flags[rank]), 2) == [expected] * 2
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    st.integers(2, 4),
+    st.sampled_from([16, 64, 1 << 21]),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=40, deadline=None)
+def test_sums_in_pieces_are_the_sums_of_one_process_to_the_bit(sizes, count, chunk, seed):
+    source, shards = torch.Generator().manual_seed(seed), 8
+    leaves = {
+        (shard, shard + 1): [torch.randn(size, generator=source) for size in sizes] + [torch.ones(2).double()]
+        for shard in range(shards)
+        if shard % 3 or shard == seed % 8
+    }
+    ends = [shards * rank // count for rank in range(count + 1)]
+    branches = [
+        [node for node in within((0, shards), *some) if completed(node, leaves) is not None]
+        for some in itertools.pairwise(ends)
+    ]
+    wanted = completed((0, shards), leaves)
+    with mock.patch("kedge.simulator.ranks.CHUNK", chunk), transports(count) as made:
+        ranks = [Ranks(rank, count, made[rank]) for rank in range(count)]
+
+        def total(rank):
+            own = {node: completed(node, leaves) for node in branches[rank]}
+            return ranks[rank].total(own, branches, (0, shards), wanted)
+
+        for found in at_once(total, count):
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))

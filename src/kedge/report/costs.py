@@ -46,7 +46,7 @@ def figures(kind: Kind) -> Figures:
     few, many = _at_10_and_11(kind)
     one = [e for e in many.round if e.cohort == "first"]
     return Figures(
-        down=_extra(many.down().vectors, sum(e.down.vectors for e in one)),
+        down=_extra(many.down().vectors, sum(e.down.vectors for e in one)) + _with_all(kind, ", {} with all"),
         up=_extra(many.up().vectors, sum(e.up.vectors for e in one)),
         gradients=_gradients(few, many),
         client=str(many.client.vectors),
@@ -69,6 +69,7 @@ def costs(kind: Kind) -> str:
     if many.opening:
         text += " Opening, once on all N clients:"
         text += "".join(f" down {_sent(e.down)}, up {_sent(e.up)}; {work}." for e, work in _opening(kind, many))
+    text += _with_all(kind, " With all clients in every round, who keep the last message: {} of the vectors down.")
     return f"**Costs.** {text}"
 
 
@@ -127,6 +128,13 @@ def _at_10_and_11(kind: Kind) -> tuple[Cost, Cost]:
     """Return the costs with K = 10 and K = 11 local steps, from which a formula in K can be read off."""
     algorithm = kind(eta=0.1)
     return cost(algorithm, PARAMETERS, local_steps=10), cost(algorithm, PARAMETERS, local_steps=11)
+
+
+def _with_all(kind: Kind, words: str) -> str:
+    """Say how many vectors go down where everyone takes part, if they are fewer."""
+    algorithm = kind(eta=0.1)
+    sampled, everyone = (cost(algorithm, everyone=all_of_them).down().vectors for all_of_them in (False, True))
+    return words.format(everyone) if everyone < sampled else ""
 
 
 def _opening(kind: Kind, default: Cost) -> list[tuple[ExchangeCost, str]]:

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 
 from kedge.files import write_atomically
 from kedge.report.comparison import Record
-
-# Okabe and Ito's colours, which people with any colour vision tell apart; beyond eight, line styles repeat them.
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933"]
-STYLES = ["-", "--", ":", "-."]
+from kedge.report.palette import COLOURS, look
 
 
 def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[Path]:
@@ -29,18 +26,18 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[P
     shade = 0.15 if len(names) <= len(COLOURS) else 0.0  # more bands than that hide each other
     for place, name in enumerate(names):
         runs = [r.history for r in records if r.algorithm == name and r.diverged is None and r.history]
-        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
+        own = look(name, place)
         lost = sum(r.diverged is not None for r in records if r.algorithm == name)
         label = f"{name} ({lost} diverged)" if lost else name
         if not runs:
-            left.plot([], [], label=label, **look)
+            left.plot([], [], label=label, **own)
             continue
         values = np.array([[row[metric] for row in run] for run in runs])
         rounds = np.array([row["round"] for row in runs[0]])
         megabytes = np.array([[(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in run] for run in runs]).mean(0)
         for axes, x in ((left, rounds), (right, megabytes)):
-            axes.plot(x, values.mean(0), label=label, linewidth=1.8, marker="o" if len(rounds) == 1 else "", **look)
-            axes.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=shade, linewidth=0)
+            axes.plot(x, values.mean(0), label=label, linewidth=1.8, markersize=4, markevery=-(-len(x) // 12), **own)
+            axes.fill_between(x, values.min(0), values.max(0), color=own["color"], alpha=shade, linewidth=0)
     left.set_xlabel("rounds")
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     right.set_xlabel("communication, MB down and up, all clients")
@@ -89,16 +86,21 @@ def tidy(axes: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
-    # No date and a fixed salt: the same data give the same file.
     written = files_of(path)
-    with matplotlib.rc_context({"svg.hashsalt": "kedge"}):
-        save_figure(figure, written[0], dpi=130)
-        save_figure(figure, written[1], metadata={"Date": None})
+    for file in written:
+        save_figure(figure, file, dpi=130)
     return written
 
 
+DATES = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+
+
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure in the format of its ending; like every file it is whole, or there is a `WriteError`."""
+    """Write a figure in the format of its ending; like every file it is whole, or there is a `WriteError`.
+
+    No date and a fixed salt: the same data give the same file.
+    """
     content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:], **options)
+    with matplotlib.rc_context({"svg.hashsalt": "kedge", "svg.fonttype": "none"}):
+        figure.savefig(content, format=path.suffix[1:], **({"metadata": DATES.get(path.suffix)} | options))
     write_atomically(path, content.getvalue())

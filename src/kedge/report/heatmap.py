@@ -45,7 +45,7 @@ def draw_sweep(cells: Sequence[Cell], path: Path, metric: str, more_is_better: b
     figure.suptitle(title, fontsize=11)
     written = [path.with_name(path.name + ending) for ending in (".png", ".pdf")]
     save_figure(figure, written[0], dpi=130)
-    save_figure(figure, written[1], metadata={"CreationDate": None})  # the same data give the same file
+    save_figure(figure, written[1])
     return written
 
 

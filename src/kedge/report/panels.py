@@ -1,23 +1,23 @@
-"""A table of small diagrams that share their lines: each a PNG and a PDF."""
+"""A table of small diagrams that share their lines: each a PNG and an SVG."""
 
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from kedge.report.figures import COLOURS, STYLES, save_figure, tidy
+from kedge.report.figures import save_figure, tidy
+from kedge.report.palette import COLOURS, look
 
-FORMATS = ("png", "pdf")
+FORMATS = ("png", "svg")
 
-LEGEND = 16
-"""Lines in a column of the legend."""
+FEW = 15
+"""Points of a curve that are all marked."""
 
 Points = tuple[list[float], list[float]]
 """x and y of one run."""
@@ -28,21 +28,21 @@ class Series:
     """A line: its runs, one a seed, with as many points each (NaN: none there), and how many of them diverged."""
 
     label: str
+    note: str = ""  # behind the label in the legend, as the rates of the line
     runs: list[Points] = field(default_factory=list)
     diverged: int = 0
 
 
 @dataclass(frozen=True)
 class View:
-    """One diagram."""
+    """One diagram; all of a figure that have the same y have one scale."""
 
     title: str
     x: str
     y: str
     series: list[Series]
     log_x: bool = False
-    log_y: bool = False  # if the values span more than a decade
-    marker: str = ""
+    log_y: bool = False
 
 
 def draw_views(
@@ -51,23 +51,32 @@ def draw_views(
     """Draw the views as a table; a line has one look in all of them."""
     columns = max(len(row) for row in rows)
     labels = list(dict.fromkeys(line.label for row in rows for view in row for line in view.series))
-    legend_columns = -(-len(labels) // LEGEND)
-    height = max(3.4 * len(rows) + 1.3, 1.3 + 0.22 * min(len(labels), LEGEND))
-    figure = Figure(figsize=(max(6.0, 4.6 * columns) + 2.0 * legend_columns, height), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 4.7 * columns), 3.7 * len(rows) + 0.9), layout="constrained")
     table = figure.subplots(len(rows), columns, squeeze=False)
+    ranges = {view.y: _range([other for row in rows for other in row if other.y == view.y])
+              for row in rows for view in row}  # fmt: skip
     for places, row in zip(table, rows, strict=True):
-        for axes, view in zip(places, row, strict=True):
-            _draw(axes, view, labels)
-    handles: dict[str, Artist] = {}
-    for axes in table.flat:
-        found, names = axes.get_legend_handles_labels()
-        handles |= {name: handle for name, handle in zip(names, found, strict=True) if name not in handles}
-    order = sorted(handles, key=labels.index)
-    figure.legend(
-        [handles[name] for name in order], order, loc="outside right center", ncols=legend_columns, frameon=False,
-        fontsize=9,
-    )  # fmt: skip
+        for axes, view in itertools.zip_longest(places, row):
+            if view is None:
+                axes.set_axis_off()
+            else:
+                _draw(axes, view, labels, ranges[view.y])
     return _finish(figure, path, title, note, formats)
+
+
+def _range(views: Sequence[View]) -> tuple[float, float] | None:
+    """Return the limits of y that hold all lines: of means over the runs, with a margin."""
+    means = [np.ma.masked_invalid([run[1] for run in line.runs]).mean(0)
+             for view in views for line in view.series if line.runs]  # fmt: skip
+    values = [float(value) for mean in means for value in np.ma.compressed(mean)]
+    if not values or min(values) == max(values):
+        return None
+    low, high = min(values), max(values)
+    if views[0].log_y and low > 0:
+        margin = (high / low) ** 0.06
+        return low / margin, high * margin
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
 
 
 def draw_rankings(
@@ -85,8 +94,9 @@ def draw_rankings(
     for axes, (heading, ranking) in zip(table, rankings.items(), strict=True):
         order = sorted(ranking, key=lambda label: np.mean(ranking[label]))
         for place, label in enumerate(order):
-            axes.plot(ranking[label], [place] * len(ranking[label]), "o", color=COLOURS[0], markersize=4, alpha=0.6)
-            axes.plot(np.mean(ranking[label]), place, "|", color=COLOURS[3], markersize=11, markeredgewidth=2)
+            colour = look(label, place)["color"]
+            axes.plot(ranking[label], [place] * len(ranking[label]), "o", color=colour, markersize=4, alpha=0.6)
+            axes.plot(np.mean(ranking[label]), place, "|", color=colour, markersize=12, markeredgewidth=2.5)
         axes.set_yticks(range(len(order)), order, fontsize=8)
         axes.set_title(heading, fontsize=10)
         axes.set_xlabel(value, fontsize=9)
@@ -98,27 +108,25 @@ def _finish(figure: Figure, path: Path, title: str, note: str, formats: Sequence
     figure.suptitle(title, fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
-    for file in written:  # without a date: the same data give the same file
-        save_figure(figure, file, dpi=90, metadata={"CreationDate": None} if file.suffix == ".pdf" else None)
+    for file in written:
+        save_figure(figure, file, dpi=90)
     return written
 
 
-def _draw(axes: Axes, view: View, labels: list[str]) -> None:
+def _draw(axes: Axes, view: View, labels: list[str], limits: tuple[float, float] | None) -> None:
     for line in view.series:
-        place = labels.index(line.label)
-        look: dict[str, Any] = {
-            "color": COLOURS[place % len(COLOURS)],
-            "linestyle": STYLES[place // len(COLOURS) % len(STYLES)],
-        }
+        own: dict[str, Any] = look(line.label, labels.index(line.label))
         if line.diverged:
             _note(axes, view, line)
         if not line.runs:
             continue
         x = np.array([run[0] for run in line.runs]).mean(0)
         y = np.ma.masked_invalid([run[1] for run in line.runs])
-        axes.plot(x, y.mean(0), label=line.label, linewidth=1.7, marker=view.marker, markersize=4, **look)
+        label = f"{line.label}  {line.note}" if line.note else line.label
+        every = 1 if len(x) <= FEW else -(-len(x) // 8)
+        axes.plot(x, y.mean(0), label=label, linewidth=1.6, markersize=4, markevery=every, **own)
         if len(labels) <= len(COLOURS):  # more bands than that hide each other
-            axes.fill_between(x, y.min(0), y.max(0), color=look["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(x, y.min(0), y.max(0), color=own["color"], alpha=0.12, linewidth=0)
     axes.set_title(view.title, fontsize=10)
     axes.set_xlabel(view.x, fontsize=9)
     axes.set_ylabel(view.y, fontsize=9)
@@ -129,9 +137,14 @@ def _draw(axes: Axes, view: View, labels: list[str]) -> None:
         axes.set_xticks([], minor=True)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=view.x == "rounds", min_n_ticks=1))
-    heights = [value for line in view.series for run in line.runs for value in run[1] if math.isfinite(value)]
-    if view.log_y and heights and min(heights) > 0 and max(heights) > 10 * min(heights):
+    if view.log_y and limits and limits[0] > 0:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    if limits:
+        axes.set_ylim(limits)
+    axes.legend(frameon=False, fontsize=7, handlelength=3.2)
     tidy(axes)
 
 

@@ -1,28 +1,40 @@
-"""Claims against measurements: differences paired over the seeds, and what so few seeds can say.
+"""Claims against measurements: differences paired over the seeds, corrected for their number, and held to the grid.
 
-Runs of one seed share partition, initial model, cohorts and minibatches, so two lines are compared seed by seed. With n
-seeds the mean difference has n - 1 degrees of freedom. With three seeds a paired t-test at 5 % needs a mean of 4.3
-standard errors, and a sign test cannot go below 25 %: three seeds that agree are a hint, not a proof. Comparisons are
-not corrected for their number.
+Runs of one seed share partition, initial model, cohorts and minibatches, so two lines are compared seed by seed. A
+comparison says something if a paired t-test does at 5 %, after Holm's correction for all comparisons that count in the
+figure, and if that survives other choices from the grid: the second-best point of either line, and the best point of
+a finer grid. Else it is open.
 """
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
-from kedge.reproduce.experiment import Claim, Metric
-from kedge.reproduce.plan import PROTOCOLS
+import numpy as np
+from scipy import stats
+
+from kedge.reproduce.experiment import Claim, Experiment, Metric
 from kedge.reproduce.results import Measure
 
-# Two-sided 5 % points of Student's t by degrees of freedom; beyond these, that of 10.
-_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-_T_LARGE = 2.23
-
-Word = Literal["clear", "leaning", "open", "reversed"]
+Word = Literal["as claimed", "the opposite", "open"]
 Look = Callable[[str], list[Measure] | None]
 """The measures of another figure at the same scale; None if it was not run."""
+
+LEVEL = 0.05
+
+UNITS: dict[Metric, tuple[float, str]] = {
+    "accuracy": (100, "points of accuracy at the end"),
+    "area": (100, "points of the mean accuracy of a run"),
+    "loss": (1, "of loss saved at the end"),
+    "rounds": (1, "times fewer rounds to the target"),
+}
+"""What a difference in each metric is multiplied by, and what it then is; for rounds it is the log of a ratio."""
+
+NOT_RUN, NOT_TESTABLE = "not run", "not testable at this scale"
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,8 @@ class Difference:
     name: str
     metric: Metric
     values: list[float]  # a seed each; positive: better
+    adjusted: float = math.nan  # the p-value after Holm's correction; NaN if it does not count
+    checks: Mapping[str, "Difference"] = field(default_factory=dict)  # the same from other points of the grids
 
     @property
     def mean(self) -> float:
@@ -39,127 +53,168 @@ class Difference:
         return math.nan if {math.inf, -math.inf} <= set(self.values) else statistics.fmean(self.values)
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean; infinite for a single seed."""
-        n = len(self.values)
-        return statistics.stdev(self.values) / math.sqrt(n) if n > 1 and math.isfinite(self.mean) else math.inf
-
-    @property
     def agree(self) -> int:
         """The seeds in which it is better."""
         return sum(value > 0 for value in self.values)
 
+    @cached_property
+    def p(self) -> float:
+        """The p-value of a paired t-test; with diverged runs that of a sign test, and 1 for a single seed."""
+        values = self.values
+        if not all(map(math.isfinite, values)):
+            decided = [value for value in values if value]
+            return float(stats.binomtest(self.agree, len(decided)).pvalue) if decided else 1.0
+        if len(values) < 2 or not any(values):
+            return 1.0
+        if statistics.pstdev(values) <= 1e-12 * abs(self.mean):
+            return 0.0  # all seeds agree to the last digit, which is more than a t-test can divide by
+        return float(stats.ttest_1samp(values, 0).pvalue)
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean, by Student's t."""
+        if len(self.values) < 2 or not math.isfinite(self.mean):
+            return -math.inf, math.inf
+        error = statistics.stdev(self.values) / math.sqrt(len(self.values))
+        reach = float(stats.t.ppf(1 - LEVEL / 2, len(self.values) - 1)) * error
+        return self.mean - reach, self.mean + reach
+
+    def says(self, p: float) -> Word:
+        """Read a p-value of it."""
+        if not p < LEVEL or not self.mean:
+            return "open"
+        ahead = 2 * self.agree > len(self.values) if math.isnan(self.mean) else self.mean > 0
+        return "as claimed" if ahead else "the opposite"
+
+    @property
+    def flips(self) -> list[str]:
+        """The checks that do not say the same."""
+        said = self.says(self.adjusted)
+        return [] if said == "open" else [name for name, check in self.checks.items() if check.says(check.p) != said]
+
     @property
     def word(self) -> Word:
-        """What the seeds say."""
-        n = len(self.values)
-        if self.agree < n:
-            return "reversed" if all(value < 0 for value in self.values) else "open"
-        return "clear" if self.mean > _T.get(n - 1, _T_LARGE) * self.error else "leaning"
+        """What it says, if the choice from the grid does not change that."""
+        return "open" if self.flips else self.says(self.adjusted)
 
     @property
     def amount(self) -> str:
-        """The mean and its standard error, in the unit of the metric."""
+        """The mean and its interval in the unit of the metric."""
         if not math.isfinite(self.mean):
-            return "with diverged runs"
+            return f"with diverged runs, better in {self.agree} of {len(self.values)} seeds"
         factor, _ = UNITS[self.metric]
-        digits = 2 if self.error in (0, math.inf) else max(0, 1 - math.floor(math.log10(factor * self.error)))
-        spread = "" if math.isinf(self.error) else f" ± {factor * self.error:.{digits}f}"
-        return f"{factor * self.mean:+.{digits}f}{spread}"
+        low, high = self.interval
+        if self.metric == "rounds":
+            shown = [f"{math.exp(value):.2f}" for value in (self.mean, low, high)]
+            return shown[0] if math.isinf(low) else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+        width = factor * (high - low)
+        digits = 2 if width == 0 or math.isinf(width) else min(6, max(0, 1 - math.floor(math.log10(width))))
+        texts = [f"{factor * value:+.{digits}f}" for value in (self.mean, low, high)]
+        return texts[0] if math.isinf(width) else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
     def __str__(self) -> str:
-        unit = f" {UNITS[self.metric][1]}" if math.isfinite(self.mean) else ""
-        return f"{self.name}: {self.amount}{unit}, better in {self.agree} of {len(self.values)} seeds"
-
-
-UNITS: dict[Metric, tuple[float, str]] = {
-    "accuracy": (100, "points"),
-    "speed": (100, "points of the mean accuracy of a run"),
-    "loss": (1, "of loss saved"),
-}
-"""What a difference in each metric is multiplied by, and what it then is."""
+        p = self.p if math.isnan(self.adjusted) else self.adjusted
+        told = "" if math.isnan(self.adjusted) else f": {self.word}"
+        if self.flips:
+            told += f", as it does not survive {' and '.join(self.flips)}"
+        return f"{self.name}: {self.amount} {UNITS[self.metric][1]}, p = {p:.2g}{told}"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim under one protocol."""
+    """A claim in one panel."""
 
     claim: Claim
-    protocol: str
-    differences: list[Difference]
+    panel: str
+    differences: list[Difference]  # those that count
+    shown: list[Difference] = field(default_factory=list)  # and others: protocols that the paper did not use
     missing: str = ""  # why there are none
 
     @property
-    def holding(self) -> int:
-        """How many of the differences are as claimed in every seed."""
-        return sum(difference.word in ("clear", "leaning") for difference in self.differences)
+    def where(self) -> str:
+        """The paper's name of the panel."""
+        return self.claim.where.get(self.panel, "")
 
     @property
     def verdict(self) -> str:
-        """The differences in a word."""
+        """The differences that count in a word."""
         words = [difference.word for difference in self.differences]
-        if not words:
-            return self.missing
-        if self.holding == len(words):
-            return {len(words): "holds", 0: "holds in every seed, not significant"}.get(
-                words.count("clear"), "holds in every seed"
-            )
-        if all(word == "reversed" for word in words):
-            return "the opposite in every seed"
-        return _counted(words)
+        if self.missing or not words:
+            return self.missing or NOT_RUN
+        if set(words) == {"as claimed"}:
+            return "reproduced"
+        if "as claimed" in words:
+            held = [each.name for each in self.differences if each.word == "as claimed"]
+            return f"partly: {', '.join(held)}"
+        return "not reproduced" if "the opposite" in words else "open"
 
 
-def _counted(words: list[Word]) -> str:
-    """Count the comparisons that are as claimed in every seed, the opposite in every seed, or neither."""
-    counts = {
-        "as claimed": sum(word in ("clear", "leaning") for word in words),
-        "the opposite": words.count("reversed"),
-        "open": words.count("open"),
-    }
-    said = [f"{count} {what}" for what, count in counts.items() if count or what == "as claimed"]
-    return f"of {len(words)} comparisons {', '.join(said)}"
+def findings(experiment: Experiment, own: list[Measure], look: Look, untestable: str = "") -> list[Finding]:
+    """Judge every claim in every panel, also in those that were not run."""
+    found = [
+        _finding(experiment, claim, panel, own, look, untestable)
+        for claim in experiment.claims
+        for panel in claim.panels or experiment.panels
+    ]
+    return _corrected(found)
 
 
-def findings(claims: Iterable[Claim], own: list[Measure], look: Look) -> list[Finding]:
-    """Judge every claim under every protocol that was run."""
-    protocols = dict.fromkeys(measure.protocol for measure in own)
-    return [_finding(claim, protocol, own, look) for claim in claims for protocol in protocols]
+def holm(values: list[float]) -> list[float]:
+    """Correct p-values for their number."""
+    order = np.argsort(values, kind="stable")
+    scaled = [min(1.0, values[place] * (len(values) - rank)) for rank, place in enumerate(order)]
+    corrected = list(itertools.accumulate(scaled, max))
+    return [corrected[rank] for rank in np.argsort(order, kind="stable")]
 
 
-def overall(found: Iterable[Finding]) -> str:
-    """Say of a claim, judged under every protocol, whether it was reproduced."""
-    judged = [finding for finding in found if finding.differences]
-    if not judged:
-        return "not judged"
-    words = [difference.word for finding in judged for difference in finding.differences]
-    whole = [finding.protocol for finding in judged if finding.holding == len(finding.differences)]
-    if len(whole) == len(judged):
-        return "reproduced" if "clear" in words else "in every seed, but not significant"
-    if whole:
-        return f"only with {PROTOCOLS[whole[0]]}"
-    if any(finding.holding for finding in judged):
-        return _counted(words)
-    return "not reproduced" if "reversed" in words else "open: the seeds disagree"
+def _corrected(found: list[Finding]) -> list[Finding]:
+    """Correct the p-values of all comparisons that count in a figure; one that two claims share is counted twice."""
+    corrected = iter(holm([each.p for finding in found for each in finding.differences]))
+    return [
+        replace(finding, differences=[replace(each, adjusted=next(corrected)) for each in finding.differences])
+        for finding in found
+    ]
 
 
-def _finding(claim: Claim, protocol: str, own: list[Measure], look: Look) -> Finding:
-    panels = list(dict.fromkeys(measure.panel for measure in own))
-    wanted = [panel for panel in claim.panels or panels if panel in panels]
+def _finding(
+    experiment: Experiment, claim: Claim, panel: str, own: list[Measure], look: Look, untestable: str
+) -> Finding:
+    if untestable:
+        return Finding(claim, panel, [], missing=NOT_TESTABLE)
+    panels = {row.panel for row in own}
     reference, place = _reference(claim, own, look)
-    if reference is None:
-        return Finding(claim, protocol, [], f"needs the figure {place}")
-    differences = []
-    for panel in wanted:
+    if panel not in panels:
+        return Finding(claim, panel, [], missing=NOT_RUN)
+    if reference is None or place not in {row.panel for row in reference} | {""}:
+        return Finding(claim, panel, [], missing=f"{NOT_RUN}: needs {claim.more_than_in}")
+
+    def compared(better: str, worse: str, ours: str, theirs: str) -> Difference | None:
+        here = _paired(own, panel, (better, ours), (worse, theirs), claim.metric)
+        if claim.more_than_in is not None:
+            there = _paired(reference, place, (better, ours), (worse, theirs), claim.metric)
+            here = {seed: _less(here[seed], there[seed]) for seed in here if seed in there}
+        return Difference(f"{better} over {worse}", claim.metric, list(here.values())) if here else None
+
+    counted, shown = [], []
+    for protocol in dict.fromkeys(row.protocol for row in own if row.panel == panel):
         for better, worse in claim.pairs:
-            here = _paired(own, protocol, panel, better, worse, claim.metric)
-            name = f"{better} - {worse}, {panel}" if len(panels) > 1 else f"{better} - {worse}"
-            if claim.more_than_in is not None:
-                there = _paired(reference, protocol, place, better, worse, claim.metric)
-                here = {seed: _less(here[seed], there[seed]) for seed in here if seed in there}
-                name += f", less that in {claim.more_than_in}"
-            if here:
-                differences.append(Difference(name, claim.metric, list(here.values())))
-    return Finding(claim, protocol, differences, "not at this scale")
+            difference = compared(better, worse, protocol, protocol)
+            if difference is None:
+                continue
+            if protocol != "tuned":
+                difference = replace(difference, name=f"{difference.name} ({protocol})")
+            if protocol not in experiment.judged:
+                shown += [difference] if protocol not in ("second", "finer") else []
+                continue
+            if protocol == "tuned":
+                tried = {
+                    f"the second-best point of {better}": compared(better, worse, "second", "tuned"),
+                    f"the second-best point of {worse}": compared(better, worse, "tuned", "second"),
+                    "the finer grid": compared(better, worse, "finer", "finer"),
+                }
+                difference = replace(difference, checks={name: each for name, each in tried.items() if each})
+            counted.append(difference)
+    return Finding(claim, panel, counted, shown)
 
 
 def _reference(claim: Claim, own: list[Measure], look: Look) -> tuple[list[Measure] | None, str]:
@@ -167,24 +222,29 @@ def _reference(claim: Claim, own: list[Measure], look: Look) -> tuple[list[Measu
     if claim.more_than_in is None:
         return own, ""
     figure, colon, panel = claim.more_than_in.partition(": ")
-    if not colon:
-        return own, claim.more_than_in
-    found = look(figure)
-    return found, panel if found is not None else figure
+    return (look(figure), panel) if colon else (own, claim.more_than_in)
 
 
 def _paired(
-    rows: list[Measure], protocol: str, panel: str, better: str, worse: str, metric: Metric
+    rows: list[Measure] | None, panel: str, better: tuple[str, str], worse: tuple[str, str], metric: Metric
 ) -> dict[int, float]:
-    """Return, seed by seed, how much better one line is."""
-    sign = -1.0 if metric == "loss" else 1.0
+    """Return, seed by seed, how much better one line is; each with the protocol that chose its point."""
 
-    def of(line: str) -> dict[int, float]:
-        chosen = [row for row in rows if (row.panel, row.protocol, row.line) == (panel, protocol, line)]
-        return {row.seed: getattr(row, metric) for row in chosen}
+    def of(line: str, protocol: str) -> dict[int, float]:
+        chosen = [row for row in rows or [] if (row.panel, row.protocol, row.line) == (panel, protocol, line)]
+        return {row.seed: _goodness(row, metric) for row in chosen}
 
-    ours, theirs = of(better), of(worse)
-    return {seed: _less(ours[seed], theirs[seed]) * sign for seed in ours if seed in theirs}
+    ours, theirs = of(*better), of(*worse)
+    return {seed: _less(ours[seed], theirs[seed]) for seed in ours if seed in theirs}
+
+
+def _goodness(row: Measure, metric: Metric) -> float:
+    """Return a number of a run that is larger where it is better."""
+    if metric == "loss":
+        return -row.loss
+    if metric == "rounds":  # of a target that is not reached, at least so many
+        return -math.log(row.rounds_to if math.isfinite(row.rounds_to) else max(1, row.rounds))
+    return float(getattr(row, metric))
 
 
 def _less(a: float, b: float) -> float:

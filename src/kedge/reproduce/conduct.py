@@ -3,7 +3,7 @@
 All runs are directories of one batch, so the same call goes on with whatever an earlier one left.
 """
 
-import statistics
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ from kedge.errors import UsageError
 from kedge.files import claimed, make_directory, write_atomically, write_csv
 from kedge.problem import load_dataset
 from kedge.reproduce import claims, results, verdict
-from kedge.reproduce.plan import FIRST_TUNING_SEED, Case, Grids, Hyper, Plan, between, beyond, name_of, slug
+from kedge.reproduce.plan import Case, Grids, Hyper, Plan, name_of, slug
 from kedge.reproduce.results import Curve, Measure
+from kedge.reproduce.search import Search, search
 from kedge.runs.batch import Event, Outcome, run_batch
 from kedge.runs.config import Config, resolved
 from kedge.runs.directory import to_toml
@@ -63,26 +64,17 @@ def _conduct(
             raise UnfinishedError
         return outcomes
 
-    grids = plan.grids()
-    searched = batch("grid", plan.tuning_jobs(grids))
-    for _ in range(plan.size.tuning.extend):
-        further = {case: beyond(best(plan, case, grid, searched), grid) for case, grid in grids.items()}
-        searched |= batch("wider grid", plan.tuning_jobs(further))
-        grids = {case: grid + further[case] for case, grid in grids.items()}
-    if plan.size.tuning.refine:
-        finer = {case: between(best(plan, case, grid, searched), grid) for case, grid in grids.items()}
-        searched |= batch("finer grid", plan.tuning_jobs(finer))
-        grids = {case: grid + finer[case] for case, grid in grids.items()}
-    chosen = choose(plan, grids, searched)
+    found = search(plan, batch)
+    chosen = found.chosen()
     finished = batch("runs", plan.final_jobs(chosen))
     curves = [
-        Curve(case, hyper, seed, outcome.history, outcome.diverged)
+        Curve(case, hyper, seed, outcome.history, outcome.diverged, _hash(outcome.path / "model.safetensors"))
         for case, hyper in chosen.items()
         for seed in plan.seeds
         for outcome in [finished[name_of("run", case, hyper, seed)]]
     ]
-    _write_grid(folder / "grid.csv", plan, grids, searched)
-    return write_report(plan, grids, chosen, curves, folder, out, command)
+    _write_grid(folder / "grid.csv", found)
+    return write_report(plan, found.grids, chosen, curves, folder, out, command)
 
 
 def write_report(
@@ -99,7 +91,9 @@ def write_report(
     make_directory(folder / "configs")
     for name, text in configurations(plan, chosen).items():
         write_atomically(folder / "configs" / name, text.encode())
-    found = claims.findings(plan.experiment.claims, measured, lambda figure: measures_of(out, figure, plan.scale))
+    found = claims.findings(
+        plan.experiment, measured, lambda figure: measures_of(out, figure, plan.scale), plan.size.untestable
+    )
     text = verdict.write(plan, grids, chosen, measured, found, command)
     write_atomically(folder / "verdict.md", text.encode())
     return Report(folder, text)
@@ -122,46 +116,19 @@ def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
     return results.read_measures(path) if path.is_file() else None
 
 
-def choose(plan: Plan, grids: Grids, searched: Mapping[str, Outcome]) -> dict[Case, Hyper]:
-    """Return the pair of every case: the best of its grid on held-out samples, or that of the common rate."""
-    return {
-        case: best(plan, own, grids[own], searched) if case.protocol == "tuned" else plan.equal(case)
-        for case in plan.cases()
-        for own in [plan.searched(case)]
-    }
+def _hash(model: Path) -> str:
+    """Return a hash of a final model's file; nothing if the run left none."""
+    return hashlib.sha256(model.read_bytes()).hexdigest()[:16] if model.is_file() else ""
 
 
-def best(plan: Plan, case: Case, grid: list[Hyper], searched: Mapping[str, Outcome]) -> Hyper:
-    """Return the pair of a grid with the best runs."""
-    return max(grid, key=lambda hyper: _score(plan, case, hyper, searched))
-
-
-def _score(plan: Plan, case: Case, hyper: Hyper, searched: Mapping[str, Outcome]) -> tuple[float, float]:
-    """Return held-out accuracy to four digits and, for ties, less of the loss."""
-    accuracy, loss = zip(*(_end(outcome) for outcome in _outcomes(plan, case, hyper, searched)), strict=True)
-    return round(statistics.fmean(accuracy), 4), -statistics.fmean(loss)
-
-
-def _outcomes(plan: Plan, case: Case, hyper: Hyper, searched: Mapping[str, Outcome]) -> list[Outcome]:
-    return [
-        searched[name_of("grid", case, hyper, FIRST_TUNING_SEED + number)] for number in range(plan.size.tuning.seeds)
-    ]
-
-
-def _end(outcome: Outcome) -> tuple[float, float]:
-    if outcome.diverged is not None:
-        return 0.0, float("inf")
-    return results.final(outcome.history, "test_accuracy"), results.final(outcome.history, "test_loss")
-
-
-def _write_grid(path: Path, plan: Plan, grids: Grids, searched: Mapping[str, Outcome]) -> None:
+def _write_grid(path: Path, found: Search) -> None:
     rows: list[dict[str, Any]] = []
-    for case, grid in grids.items():
-        for hyper in sorted(grid, key=lambda hyper: (hyper.beta or 0, hyper.eta)):
-            for number, outcome in enumerate(_outcomes(plan, case, hyper, searched)):
-                accuracy, loss = _end(outcome)
-                place = {"panel": case.panel, "line": case.line, **hyper._asdict()}
-                rows.append(place | {"seed": FIRST_TUNING_SEED + number, "accuracy": accuracy, "loss": loss})
+    for case, grid in found.grids.items():
+        finer = [point for point in found.finer.get(case, []) if point not in grid]
+        for hyper in sorted([*grid, *finer], key=lambda hyper: tuple(value or 0 for value in reversed(hyper))):
+            for seed, accuracy, loss in found.ends(case, hyper):
+                place = {"panel": case.panel, "line": case.line, **hyper._asdict(), "finer": int(hyper in finer)}
+                rows.append(place | {"seed": seed, "accuracy": accuracy, "loss": loss})
     write_csv(path, rows, digits=results.DIGITS)
 
 

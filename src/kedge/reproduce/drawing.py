@@ -4,69 +4,93 @@ import math
 import textwrap
 from pathlib import Path
 
-from kedge.report.figures import COLOURS
+from kedge.report.palette import COLOURS
 from kedge.report.panels import FORMATS, Series, View, draw_rankings, draw_views
-from kedge.reproduce.plan import PROTOCOLS, Plan
+from kedge.reproduce.plan import PROTOCOLS, Hyper, Plan
 from kedge.reproduce.results import Curve, Measure, megabytes
+
+DRAWN = ("tuned", "equal", "eta")
+"""The protocols that are drawn; the others only say how much the first depends on the grid."""
+
+SATURATED = 0.9
+"""An accuracy beyond which the error says more, on a log axis."""
 
 
 def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path) -> None:
-    """Write figure.png and .pdf, and budgets.png and .pdf; at the smoke scale, which is in a hurry, no .pdf."""
+    """Write figure and budgets, each as .png and .svg; at the smoke scale, which is in a hurry, no .svg."""
     formats = FORMATS[:1] if plan.scale == "smoke" else FORMATS
-    experiment = plan.experiment
+    experiment, count = plan.experiment, len(plan.seeds)
     heading = f"{plan.title} ({experiment.figure}), {plan.scale} scale"
-    many, count = len(experiment.all_lines()) > len(COLOURS), len(plan.seeds)
     reduced = f"Reduced: {plan.size.reduced}."
-    seeds = f"mean over {count} seeds{'' if many else '; bands: smallest to largest'}" if count > 1 else "one seed"
+    curves = [curve for curve in curves if curve.case.protocol in DRAWN]
+    measured = [row for row in measured if row.protocol in DRAWN]
+    if len(experiment.all_lines()) > len(COLOURS):
+        note = textwrap.fill(f"Dots: seeds; strokes: their mean. {reduced}", 90)
+        value = "test accuracy at the end"
+        draw_rankings(_rankings(measured, "accuracy"), folder / "figure", heading, note, value, formats)
+        equal = {f"{place}, equal {name}": ranking for name in ("gradients", "bytes")
+                 for place, ranking in _rankings(measured, f"at_{name}").items()}  # fmt: skip
+        draw_rankings(equal, folder / "budgets", heading, note, "test accuracy at equal budgets", formats)
+        return
+    seeds = f"mean over {count} seeds; bands: smallest to largest" if count > 1 else "one seed"
     note = f"Lines: {seeds}. {reduced}"
-    if many:
-        ranks = textwrap.fill(f"Dots: seeds; strokes: their mean. {reduced}", 90)
-        draw_rankings(_rankings(measured), folder / "figure", heading, ranks, "test accuracy at the end", formats)
-    else:
-        rows = _rows(plan, curves, measured)
-        draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
-    budgets = [[_over(curves, panel, "tuned", key, "test_accuracy") for key in ("gradients", "megabytes")]
-               for panel in experiment.panels_at(plan.scale)]  # fmt: skip
+    rows = _rows(plan, curves, measured)
+    draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
+    budgets = [[_over(curves, panel, "tuned", key, "test_accuracy") for panel in experiment.panels_at(plan.scale)]
+               for key in ("gradients", "megabytes")]  # fmt: skip
     draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", textwrap.fill(note, 150), formats)
 
 
 def _rows(plan: Plan, curves: list[Curve], measured: list[Measure]) -> list[list[View]]:
     """Return the diagrams of an experiment: of a sweep its ends, else the curves of every panel and protocol."""
     experiment, panels = plan.experiment, list(plan.experiment.panels_at(plan.scale))
+    protocols = [protocol for protocol in plan.protocols if protocol in DRAWN]
     if experiment.sweep:
         return [[_sweep(plan, measured, protocol, metric) for metric in ("accuracy", "loss")]
-                for protocol in plan.protocols]  # fmt: skip
+                for protocol in protocols]  # fmt: skip
     metrics = ["test_accuracy", *(["test_loss"] if experiment.loss else [])]
-    rows = [[_over(curves, panel, protocol, "round", metric) for panel in panels]
-            for metric in metrics for protocol in plan.protocols]  # fmt: skip
-    return [[row[0] for row in rows]] if len(panels) == 1 else rows
+    if len(panels) == 1:
+        return [[_over(curves, panels[0], protocol, "round", metric) for protocol in protocols] for metric in metrics]
+    return [[_over(curves, panel, protocol, "round", metric) for panel in panels]
+            for metric in metrics for protocol in protocols]  # fmt: skip
 
 
-def _rankings(measured: list[Measure]) -> dict[str, dict[str, list[float]]]:
-    """Return the accuracies at the end by panel and protocol, and by line."""
+def _rankings(measured: list[Measure], key: str) -> dict[str, dict[str, list[float]]]:
+    """Return a measure by panel and protocol, and by line."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in measured:
         values = found.setdefault(f"{row.panel}: {PROTOCOLS[row.protocol]}", {}).setdefault(row.line, [])
-        values.append(row.accuracy)
+        values.append(getattr(row, key))
     return found
 
 
 def _over(curves: list[Curve], panel: str, protocol: str, key: str, metric: str) -> View:
     """Draw a metric over rounds, gradients or megabytes."""
     series: dict[str, Series] = {}
+    drawn = [curve for curve in curves if curve.diverged is None]
+    error = metric == "test_accuracy" and max((_top(curve) for curve in drawn), default=0.0) > SATURATED
     for curve in curves:
         if curve.case[:2] == (panel, protocol):
-            line = series.setdefault(curve.case.line, Series(curve.case.line))
+            line = series.setdefault(curve.case.line, Series(curve.case.line, _rates(curve.hyper)))
             if curve.diverged is not None:
                 line.diverged += 1
             else:
                 x = [megabytes(row) if key == "megabytes" else row[key] for row in curve.history]
-                line.runs.append((x, [row[metric] for row in curve.history]))
+                line.runs.append((x, [1 - row[metric] if error else row[metric] for row in curve.history]))
     names = {"round": "rounds", "gradients": "minibatch gradients, all clients", "megabytes": "MB down and up"}
     return View(
-        f"{panel}: {PROTOCOLS[protocol]}", names[key], metric.replace("_", " "), list(series.values()),
-        log_y=metric == "test_loss",
+        f"{panel}: {PROTOCOLS[protocol]}", names[key], "test error" if error else metric.replace("_", " "),
+        list(series.values()), log_y=error or metric == "test_loss",
     )  # fmt: skip
+
+
+def _top(curve: Curve) -> float:
+    return max((row["test_accuracy"] for row in curve.history), default=0.0)
+
+
+def _rates(hyper: Hyper) -> str:
+    letters = {"eta": "η", "beta": "β", "step": "γ/ηK"}
+    return " ".join(f"{letters[name]} {value:g}" for name, value in hyper._asdict().items() if value is not None)
 
 
 def _sweep(plan: Plan, measured: list[Measure], protocol: str, metric: str) -> View:
@@ -85,5 +109,5 @@ def _sweep(plan: Plan, measured: list[Measure], protocol: str, metric: str) -> V
         lines[line].runs.append(run)
     return View(
         PROTOCOLS[protocol], key.partition(".")[2].replace("_", " "), f"test {metric} at the end",
-        list(lines.values()), log_x=True, log_y=metric == "loss", marker="o",
+        list(lines.values()), log_x=True, log_y=metric == "loss",
     )  # fmt: skip

@@ -17,7 +17,7 @@ from kedge.costs import Cost, cost
 from kedge.errors import UsageError
 from kedge.problem import DATASETS, build_model
 from kedge.reproduce.experiment import SCALES, load, names
-from kedge.reproduce.plan import Plan
+from kedge.reproduce.plan import Hyper, Plan
 from kedge.runs.config import Config, algorithm_of, eval_every, model_name
 
 # Of one core: floating-point operations a second in products and in convolutions of 8 channels (wider ones are faster),
@@ -48,7 +48,9 @@ def estimate(plan: Plan) -> Estimate:
     """Estimate an experiment at a scale; the runs of a case differ in hyper-parameters and seeds, not in their cost."""
     total = Estimate(0, 0.0)
     for case, grid in plan.grids().items():
-        count = (len(grid) + 2 * plan.size.tuning.refine) * plan.size.tuning.seeds
+        axes = sum(len({getattr(point, axis) for point in grid}) > 1 for axis in Hyper._fields)
+        halving = 2 * axes if "finer" in plan.protocols else 0
+        count = (max(len(grid), plan.size.tuning.budget) + halving) * plan.size.tuning.seeds
         total += Estimate(count, count * run_seconds(plan.search(case, grid[0], 0)))
     for case in plan.cases():
         count = len(plan.seeds)

@@ -26,12 +26,15 @@ Changes = Annotated[dict[str, Any], BeforeValidator(_dotted)]
 """Dotted keys of a configuration and their values."""
 
 SCALES = ("smoke", "laptop", "overnight", "paper")
-"""Seconds on built-in data; an evening of two cores; a night of them, for ResNet-18; the paper's own size."""
+"""Seconds on built-in data; an evening of two cores; a night of them, for what takes long; the paper's own size."""
 
 BEYOND = "beyond the paper"
 """The figure of an experiment that the paper does not have."""
 
-Metric = Literal["accuracy", "speed", "loss"]
+Protocol = Literal["tuned", "second", "finer", "equal", "eta"]
+"""How the hyper-parameters of a line are chosen; `kedge.reproduce.plan.PROTOCOLS` says what each is."""
+
+Metric = Literal["accuracy", "area", "loss", "rounds"]
 
 
 class _Part(BaseModel):
@@ -45,6 +48,7 @@ class Claim(_Part):
     pairs: list[tuple[str, str]]  # better, worse
     metric: Metric = "accuracy"
     panels: list[str] | None = None  # None: all
+    where: dict[str, str] = {}  # the paper's name of a panel, as Figure 6(a)
     more_than_in: str | None = None  # a panel, or "figure: panel", in which the advantage is smaller
 
 
@@ -53,10 +57,12 @@ class Tuned(_Part):
 
     eta: list[float]
     beta: list[float] = []  # for algorithms that have one, unless it is fixed
+    step: list[float] = []  # γ / ηK, for the lines of `free_step`; all others have γ = ηK
+    judge: Literal["accuracy", "loss"] = "accuracy"  # what is best on held-out samples
 
 
 class Equal(_Part):
-    """One effective rate for all: `eta` is the η of the hat form, η̂ = βη."""
+    """The rate of the protocols that have one for all: `eta` is the η of the hat form, η̂ = βη."""
 
     eta: float
     beta: float
@@ -64,21 +70,22 @@ class Equal(_Part):
 
 
 class Tuning(_Part):
-    """How the grid is searched."""
+    """How every line searches its grid; `kedge.reproduce.search` has the rule."""
 
-    seeds: int = 1
+    seeds: int = 3
     rounds: float = 1.0  # as a share of the final runs'
     holdout: float = 0.1
-    refine: bool = False  # then try the rates halfway to the neighbours of the best, too
-    extend: int = 0  # how often to try one more rate beyond the best where that is the grid's first or last
+    budget: int = 8  # points that a line tries, by refining around the best; past an edge perhaps some more
+    extend: int = 3  # how often at most the grid grows past an edge
     panel: str | None = None  # the one panel that is searched, for all of them; None: each searches its own
-    points: int = 5  # evaluations of a run
+    points: int = 15  # evaluations of a run
 
 
 class Scale(_Part):
     """How large the experiment is run, and what was reduced for that."""
 
     reduced: str
+    untestable: str = ""  # why claims cannot be judged at this scale, whatever comes out
     set: Changes = {}
     panels: dict[str, Changes] = {}
     only: list[str] | None = None  # panels
@@ -87,7 +94,7 @@ class Scale(_Part):
     eta: list[float] | None = None
     beta: list[float] | None = None
     equal_eta: float | None = None
-    protocols: list[Literal["tuned", "equal"]] | None = None  # None: all that the experiment has
+    protocols: list[Protocol] | None = None  # None: those of the experiment
     tuning: Tuning = Tuning()
 
 
@@ -98,11 +105,14 @@ class Experiment(_Part):
     title: str
     figure: str
     shows: str
-    unstated: str = ""  # what the paper does not say, and what is taken instead
+    unstated: str = ""  # what the paper does not say; this page's choice stands in the configurations
     base: dict[str, dict[str, Any]]
     algorithms: list[str] = []
     panels: dict[str, Changes]
     lines: dict[str, Changes] = {}
+    free_step: list[str] = []  # lines that choose γ / ηK from the grid, too
+    protocols: list[Protocol] = ["tuned", "second", "finer"]
+    judged: list[Protocol] = ["tuned"]  # those that the paper used; the others are shown and do not count
     sweep: str | None = None  # a key: its values, one a panel, are the x axis
     loss: bool = False  # draw the test loss as well
     tuned: Tuned
@@ -159,7 +169,7 @@ def names() -> list[str]:
 
 def _check_names(experiment: Experiment) -> None:
     lines, panels = experiment.all_lines(), experiment.panels
-    used = [name for claim in experiment.claims for name in claim.panels or []]
+    used = [name for claim in experiment.claims for name in [*(claim.panels or []), *claim.where]]
     used += [place for claim in experiment.claims if (place := claim.more_than_in) and ": " not in place]
     for scale in experiment.scales.values():
         used += [*scale.panels, *(scale.only or []), *filter(None, [scale.tuning.panel])]
@@ -169,7 +179,10 @@ def _check_names(experiment: Experiment) -> None:
     for name in used:
         if name not in panels:
             raise unknown(f"panel of {experiment.name}", name, panels)
-    for name in (name for claim in experiment.claims for pair in claim.pairs for name in pair):
+    for name in [
+        *experiment.free_step,
+        *(name for claim in experiment.claims for pair in claim.pairs for name in pair),
+    ]:
         if name not in lines:
             raise unknown(f"line of {experiment.name}", name, lines)
 

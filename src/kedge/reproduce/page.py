@@ -5,16 +5,18 @@
 rewrites them in place from the experiments and from the results in experiments/results, where the command is given.
 """
 
+import math
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from kedge.reproduce.claims import UNITS, Finding, findings, overall
+from kedge.reproduce.claims import UNITS, Difference, Finding, findings
 from kedge.reproduce.conduct import measures_of
-from kedge.reproduce.estimate import cost_table, estimate
-from kedge.reproduce.experiment import SCALES, Claim, Experiment, load, names
-from kedge.reproduce.plan import Plan
+from kedge.reproduce.estimate import cost_table
+from kedge.reproduce.experiment import SCALES, Experiment, load, names
+from kedge.reproduce.verdict import said_of
 
 SHOWN = ("paper", "overnight", "laptop")
 """The scales whose results count, the best first; smoke is evidence of nothing."""
@@ -29,71 +31,82 @@ def refreshed(page: str, results: Path) -> str:
         "claims": lambda: claims(results, beyond=False),
         "beyond": lambda: claims(results, beyond=True),
         "summary": lambda: summary(results),
+        "unstated": unstated,
     }
     return PART.sub(lambda found: f"{found['name']} -->\n\n{parts[found['name']]()}\n", page)
 
 
 def costs() -> str:
     """Write the table of figures and what they take on two cores."""
-    head = [["figure", "in the paper", "shows", *SCALES], ["---"] * 6]
-    return _table([*head, *([f"`{name}`", *others] for name, *others in cost_table())])
+    head = ["figure", "in the paper", "shows", *SCALES]
+    return _table([head, ["---"] * len(head), *([f"`{name}`", *others] for name, *others in cost_table())])
 
 
 def claims(results: Path, *, beyond: bool) -> str:
-    """Write a row per claim, of the paper or beyond it, with the results that there are."""
-    rows = [["claim", "figure", "measurement", "verdict", "command", "cost"], ["---"] * 6]
-    for name in names():
-        experiment = load(name)
+    """Write a row per claim and panel, of the paper or beyond it, with the results that there are."""
+    rows = [["figure", "claim", "panel", "measured", "verdict", "scale"], ["---"] * 6]
+    for experiment in map(load, names()):
         if experiment.beyond == beyond:
-            rows += [_row(experiment, claim, results) for claim in experiment.claims]
+            scale, found = judged(experiment, results)
+            rows += [_row(experiment, scale, finding) for finding in found]
     return _table(rows)
 
 
 def summary(results: Path) -> str:
-    """Write the paper's claims, each with a word on it."""
-    rows = [["the paper says", "in", "here"], ["---"] * 3]
-    for name in names():
-        experiment = load(name)
+    """Write a row per claim of the paper: in which of its panels it holds, in which not, and what nobody knows yet."""
+    rows = [["the paper says", "here"], ["---"] * 2]
+    for experiment in map(load, names()):
         if not experiment.beyond:
+            _, found = judged(experiment, results)
             for claim in experiment.claims:
-                scale, found = _judged(experiment, claim, results)
-                figure = f"[{experiment.figure}](experiments/results/{name}/{scale}/verdict.md)"
-                row = [claim.text, figure, overall(found)] if found else [claim.text, experiment.figure, "not run yet"]
-                rows.append(row)
+                told: dict[str, list[str]] = {}
+                for finding in found:
+                    if finding.claim is claim:
+                        told.setdefault(finding.verdict, []).append(finding.where or experiment.figure)
+                said = "; ".join(f"**{word}** in {', '.join(places)}" for word, places in told.items())
+                rows.append([claim.text, said])
     return _table(rows)
 
 
-def _row(experiment: Experiment, claim: Claim, results: Path) -> list[str]:
-    scale, found = _judged(experiment, claim, results)
-    command = f"`kedge reproduce {experiment.name} --scale {scale}`"
-    cost = estimate(Plan(experiment, scale)).on(2)
-    if not found:
-        return [claim.text, experiment.figure, "not run yet", "not run yet", command, cost]
+def unstated() -> str:
+    """Write what the paper does not state, figure by figure."""
+    rows = [["figure", "not stated in the paper, and chosen here"], ["---"] * 2]
+    return _table([*rows, *([e.figure, e.unstated] for e in map(load, names()) if not e.beyond)])
+
+
+def judged(experiment: Experiment, results: Path) -> tuple[str, list[Finding]]:
+    """Return the best scale that was run, and what it says of the claims; if none was, that of the laptop."""
+    for scale in (scale for scale in SHOWN if scale in experiment.scales):
+        measured = measures_of(results, experiment.name, scale)
+        if measured or scale == SHOWN[-1]:
+            break
+    look = partial(measures_of, results, scale=scale)
+    return scale, findings(experiment, measured or [], look, experiment.scales[scale].untestable)
+
+
+def _row(experiment: Experiment, scale: str, finding: Finding) -> list[str]:
     folder = f"../experiments/results/{experiment.name}/{scale}"
-    figure = f"{experiment.figure}: [drawn]({folder}/figure.png), [tables]({folder}/verdict.md)"
-    said = "".join(f"<br>{finding.protocol}: {finding.verdict}" for finding in found)
-    return [claim.text, figure, "<br>".join(map(_measured, found)), f"**{overall(found)}**{said}", command, cost]
+    ran = bool(finding.differences)
+    where = finding.where or experiment.figure
+    said = [_measured(each, finding) for each in finding.differences]
+    said += [f"not counted: {_measured(each, finding)}" for each in finding.shown]
+    why = experiment.scales[scale].untestable
+    return [
+        f"[{where}]({folder}/figure.png)" if ran else where,
+        finding.claim.text,
+        finding.panel,
+        "<br>".join(said) if ran else (why or "-"),
+        f"**{said_of(experiment.beyond)(finding.verdict)}**",
+        f"[{scale}]({folder}/verdict.md)" if ran else scale,
+    ]
 
 
-def _judged(experiment: Experiment, claim: Claim, results: Path) -> tuple[str, list[Finding]]:
-    """Return the best scale that was run, and what it says of a claim; nothing, if none was."""
-    for scale in SHOWN:
-        found = _findings(experiment, claim, results, scale)
-        if found:
-            return scale, found
-    return "laptop", []
-
-
-def _findings(experiment: Experiment, claim: Claim, results: Path, scale: str) -> list[Finding]:
-    measured = measures_of(results, experiment.name, scale) or []
-    return findings([claim], measured, lambda figure: measures_of(results, figure, scale))
-
-
-def _measured(finding: Finding) -> str:
-    if not finding.differences:
-        return f"{finding.protocol}: {finding.missing}"
-    said = "; ".join(f"{each.name}: {each.amount} ({each.word})" for each in finding.differences)
-    return f"{finding.protocol}, {UNITS[finding.claim.metric][1]}: {said}"
+def _measured(each: Difference, finding: Finding) -> str:
+    unit = UNITS[finding.claim.metric][1]
+    if math.isnan(each.adjusted):
+        return f"{each.name}: {each.amount} {unit}"
+    flips = f", not with {' or '.join(each.flips)}" if each.flips else ""
+    return f"{each.name}: {each.amount} {unit}, p = {each.adjusted:.2g} ({each.word}{flips})"
 
 
 def _table(rows: list[list[str]]) -> str:

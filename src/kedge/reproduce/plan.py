@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,18 @@ FIRST_TUNING_SEED = 100
 """The grid is searched on seeds of its own: other partitions, initial models, cohorts and minibatches."""
 
 
-PROTOCOLS = {"tuned": "each at its own best rate", "equal": "one effective rate for all"}
-"""How rates are chosen: from a grid by held-out samples, or one η̂ = βη, as the paper did for ResNet-18."""
+PROTOCOLS = {
+    "tuned": "each at its own best point",
+    "second": "each at its second-best point",
+    "finer": "each at the best point of a finer grid",
+    "equal": "one effective rate for all",
+    "eta": "one eta for all",
+}
+"""How hyper-parameters are chosen: from a grid by held-out samples, in three ways of which the last two say how much
+the first depends on the grid; one η̂ = βη for all, as the paper did for ResNet-18; or one η, whatever beta is."""
+
+SEARCHED = ("tuned", "second", "finer")
+"""The protocols that choose from a grid."""
 
 
 class Hyper(NamedTuple):
@@ -25,16 +34,17 @@ class Hyper(NamedTuple):
 
     eta: float
     beta: float | None  # None: the algorithm has none
+    step: float | None = None  # γ / ηK; None: γ = ηK, plain averaging
 
     def __str__(self) -> str:
-        return f"eta-{self.eta:g}" + ("" if self.beta is None else f"-beta-{self.beta:g}")
+        return "-".join(f"{name}-{value:g}" for name, value in self._asdict().items() if value is not None)
 
 
 class Case(NamedTuple):
     """One line in one panel under one protocol."""
 
     panel: str
-    protocol: str  # "tuned" or "equal"
+    protocol: str  # one of PROTOCOLS
     line: str
 
 
@@ -63,15 +73,16 @@ class Plan:
 
     @property
     def protocols(self) -> list[str]:
-        """How rates are chosen, in the order in which it is shown."""
-        all_of_them = ["tuned"] if self.experiment.equal is None else ["tuned", "equal"]
-        return [name for name in all_of_them if self.size.protocols is None or name in self.size.protocols]
+        """How hyper-parameters are chosen, in the order in which it is shown."""
+        wanted = self.experiment.protocols if self.size.protocols is None else self.size.protocols
+        return [name for name in PROTOCOLS if name in wanted]
 
     def cases(self) -> Iterator[Case]:
         """All that is drawn."""
         for panel, protocol in itertools.product(self.experiment.panels_at(self.scale), self.protocols):
             for line in self.experiment.all_lines():
-                if self._takes_part(panel, line):
+                free = line in self.experiment.free_step
+                if self._takes_part(panel, line) and (protocol in SEARCHED or not free):
                     yield Case(panel, protocol, line)
 
     def final(self, case: Case, hyper: Hyper, seed: int) -> Config:
@@ -98,13 +109,20 @@ class Plan:
         betas: Iterable[float | None] = [fixed]
         if fixed is None and "beta" in self._fields(case):
             betas = self.size.beta or tuned.beta
-        return [Hyper(eta, beta) for eta, beta in itertools.product(etas, betas)]
+        steps: Iterable[float | None] = tuned.step if case.line in self.experiment.free_step else [None]
+        return [Hyper(*point) for point in itertools.product(etas, betas, steps)]
 
-    def equal(self, case: Case) -> Hyper:
-        """Return the pair that gives a line the common rate: where βη is the effective rate, η is η̂ / β."""
+    def common(self, case: Case) -> Hyper:
+        """Return the point of a line where all have one rate.
+
+        If that is the effective one, βη, η is η̂ / β for those that multiply the gradient by β; if it is η itself, all
+        have the η that these have then.
+        """
         rule = self.experiment.equal
         assert rule is not None
         eta = self.size.equal_eta or rule.eta
+        if case.protocol == "eta":
+            return Hyper(_short(eta / rule.beta), rule.beta if "beta" in self._fields(case) else None)
         if "beta" not in self._fields(case):
             return Hyper(eta, None)
         fixed = self._beta(case)
@@ -126,13 +144,12 @@ class Plan:
 
     def grids(self) -> Grids:
         """Return the grids that are searched."""
-        return {
-            case: self.grid(case) for case in self.cases() if case.protocol == "tuned" and case == self.searched(case)
-        }
+        searched = [case for case in self.cases() if case.protocol in SEARCHED and case == self.searched(case)]
+        return {case: self.grid(case) for case in searched}
 
     def searched(self, case: Case) -> Case:
-        """Return the case whose search a case relies on: its own, unless one panel is searched for all."""
-        return case._replace(panel=self.size.tuning.panel or case.panel)
+        """Return the case whose search a case relies on: the tuned one, of its own panel or of the one for all."""
+        return case._replace(panel=self.size.tuning.panel or case.panel, protocol="tuned")
 
     def tuning_jobs(self, grids: Grids) -> dict[str, Config]:
         """Return the runs of grids by name."""
@@ -160,7 +177,10 @@ class Plan:
     def _raw(self, panel: str, line: str, hyper: Hyper, seed: int) -> dict[str, Any]:
         sections = self._settings(panel, line)
         fields = self._fields(Case(panel, "", line))
-        given = {key: value for key, value in hyper._asdict().items() if value is not None}
+        given = {"eta": hyper.eta, "beta": hyper.beta}
+        if hyper.step is not None:
+            given["gamma"] = _short(hyper.step * hyper.eta * sections["run"]["local_steps"])
+        given = {key: value for key, value in given.items() if value is not None}
         sections["algorithm"] = {
             key: value for key, value in (sections["algorithm"] | given).items() if key in {"name", *fields}
         }
@@ -182,25 +202,6 @@ class Plan:
         """Return the beta that the experiment fixes; None if it is free, or there is none."""
         fixed = self._settings(case.panel, case.line)["algorithm"].get("beta")
         return None if fixed is None or "beta" not in self._fields(case) else float(fixed)
-
-
-def beyond(best: Hyper, grid: list[Hyper]) -> list[Hyper]:
-    """Return the best pair with the next rate outside the grid, in ratio, if its own is the first or the last one."""
-    etas = sorted({pair.eta for pair in grid if pair.beta == best.beta})
-    if len(etas) < 2 or best.eta not in (etas[0], etas[-1]):
-        return []
-    eta = etas[0] ** 2 / etas[1] if best.eta == etas[0] else etas[-1] ** 2 / etas[-2]
-    return [best._replace(eta=float(f"{eta:.2g}"))]
-
-
-def between(best: Hyper, grid: list[Hyper]) -> list[Hyper]:
-    """Return the best pair of a grid with rates halfway, in ratio, to the next ones; at an end as far beyond it."""
-    etas = sorted({pair.eta for pair in grid})
-    place = etas.index(best.eta)
-    below, above = etas[max(0, place - 1)], etas[min(place + 1, len(etas) - 1)]
-    down, up = (math.sqrt(best.eta / below), math.sqrt(above / best.eta))
-    rates = [best.eta / (down if down > 1 else up), best.eta * (up if up > 1 else down)]
-    return [best._replace(eta=float(f"{eta:.2g}")) for eta in rates] if len(etas) > 1 else []
 
 
 def name_of(kind: str, case: Case, hyper: Hyper, seed: int) -> str:

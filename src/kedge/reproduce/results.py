@@ -1,12 +1,15 @@
 """What the runs of an experiment came to: a measure per run, kept in small CSV files."""
 
 import csv
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from kedge.files import write_csv
 from kedge.reproduce.plan import Case, Hyper
@@ -19,7 +22,10 @@ DIGITS = 6
 """Of every number in a table."""
 
 CHANCE = 0.1
-"""The accuracy that a diverged run counts with: guessing one of ten labels."""
+"""Guessing one of ten labels: what a diverged run counts with, and what every run starts from."""
+
+TARGET_STEP = 0.005
+SERIOUS = 0.75
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class Curve:
     seed: int
     history: list[Row]
     diverged: int | None = None
+    model: str = ""  # a hash of its final model
 
 
 @dataclass(frozen=True)
@@ -43,15 +50,22 @@ class Measure:
     seed: int
     eta: float
     beta: float | None
+    step: float | None  # γ / ηK, where it was chosen
     accuracy: float  # mean of the last fifth
     loss: float
-    speed: float  # accuracy, mean of all evaluations
+    area: float  # under the curve of the accuracy over the rounds, as a mean
     best: float
+    target: float  # an accuracy, the same for all lines of a panel
+    rounds_to: float  # it; infinite if it was not reached
+    gradients_to: float
+    megabytes_to: float
     at_gradients: float  # accuracy when the cheapest line of the panel has spent all its gradients
     at_bytes: float
+    step_norm: float | None  # |x^{r+1} - x^r|, mean of all evaluated rounds
     rounds: int
     gradients: float
     megabytes: float
+    model: str
     diverged: int | None
 
     @property
@@ -71,39 +85,68 @@ def megabytes(row: Row) -> float:
 
 
 def measures(curves: Iterable[Curve]) -> list[Measure]:
-    """Measure every run; budgets are those of the cheapest line of its panel and protocol."""
+    """Measure every run; targets and budgets are those of its panel."""
     curves = list(curves)
-    return [_measure(curve, _budgets(curves, curve.case)) for curve in curves]
+    goals = {curve.case[:2]: _goals(curves, curve.case) for curve in curves}
+    return [_measure(curve, goals[curve.case[:2]]) for curve in curves]
 
 
-def _budgets(curves: list[Curve], case: Case) -> tuple[float, float]:
-    ends = [
-        curve.history[-1] for curve in curves if curve.case[:2] == case[:2] and curve.diverged is None and curve.history
-    ]
-    gradients = min((row["gradients"] for row in ends), default=math.inf)
-    return gradients, min(map(megabytes, ends), default=math.inf)
+class _Goals(NamedTuple):
+    target: float
+    gradients: float
+    megabytes: float
 
 
-def _measure(curve: Curve, budgets: tuple[float, float]) -> Measure:
+def _goals(curves: list[Curve], case: Case) -> _Goals:
+    """Return what a panel's runs are held to.
+
+    The target is where the weakest of its tuned lines ends, rounded down to half a percent, so that all can reach it;
+    of those only that come to three quarters of the best. Budgets are what the cheapest line of the protocol spends.
+    """
+    sound = [curve for curve in curves if curve.case.panel == case.panel and curve.diverged is None and curve.history]
+    ends: dict[str, list[float]] = {}
+    for curve in [curve for curve in sound if curve.case.protocol == "tuned"] or sound:
+        ends.setdefault(curve.case.line, []).append(final(curve.history, "test_accuracy"))
+    means = [statistics.fmean(values) for values in ends.values()]
+    weakest = min((mean for mean in means if mean >= SERIOUS * max(means)), default=1.0)
+    spent = [curve.history[-1] for curve in sound if curve.case.protocol == case.protocol]
+    return _Goals(
+        math.floor(weakest / TARGET_STEP) * TARGET_STEP,
+        min((row["gradients"] for row in spent), default=math.inf),
+        min(map(megabytes, spent), default=math.inf),
+    )
+
+
+def _measure(curve: Curve, goals: _Goals) -> Measure:
     history, case, hyper = curve.history, curve.case, curve.hyper
     common: dict[str, Any] = {
-        "panel": case.panel, "protocol": case.protocol, "line": case.line, "seed": curve.seed, "eta": hyper.eta,
-        "beta": hyper.beta, "diverged": curve.diverged,
+        **case._asdict(), **hyper._asdict(), "seed": curve.seed, "diverged": curve.diverged, "model": curve.model,
+        "target": goals.target,
     }  # fmt: skip
     if curve.diverged is not None or not history:
         spent = history[-1] if history else {"gradients": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
+        never: dict[str, Any] = dict.fromkeys(("rounds_to", "gradients_to", "megabytes_to"), math.inf)
         return Measure(
-            **common, accuracy=CHANCE, loss=math.inf, speed=CHANCE, best=_best(history), at_gradients=CHANCE,
-            at_bytes=CHANCE, rounds=curve.diverged or 0, gradients=spent["gradients"], megabytes=megabytes(spent),
+            **common, **never, accuracy=CHANCE, loss=math.inf, area=CHANCE, best=_best(history), at_gradients=CHANCE,
+            at_bytes=CHANCE, step_norm=None, rounds=curve.diverged or 0, gradients=spent["gradients"],
+            megabytes=megabytes(spent),
         )  # fmt: skip
+    rounds, accuracy = _line(history, lambda row: row["round"])
+    gradients, bytes_ = (_line(history, key)[0] for key in (lambda row: row["gradients"], megabytes))
+    share = _reached(accuracy, goals.target)
+    norms = [row["step_norm"] for row in history if "step_norm" in row]
     return Measure(
         **common,
         accuracy=final(history, "test_accuracy"),
         loss=final(history, "test_loss"),
-        speed=statistics.fmean(row["test_accuracy"] for row in history),
+        area=float(np.diff(rounds) @ (np.array(accuracy[1:]) + accuracy[:-1]) / 2 / rounds[-1]),
         best=_best(history),
-        at_gradients=_within(history, lambda row: row["gradients"], budgets[0]),
-        at_bytes=_within(history, megabytes, budgets[1]),
+        rounds_to=_at(rounds, share),
+        gradients_to=_at(gradients, share),
+        megabytes_to=_at(bytes_, share),
+        at_gradients=_within(gradients, accuracy, goals.gradients),
+        at_bytes=_within(bytes_, accuracy, goals.megabytes),
+        step_norm=statistics.fmean(norms) if norms else None,
         rounds=int(history[-1]["round"]),
         gradients=history[-1]["gradients"],
         megabytes=megabytes(history[-1]),
@@ -114,9 +157,27 @@ def _best(history: list[Row]) -> float:
     return max((row["test_accuracy"] for row in history), default=CHANCE)
 
 
-def _within(history: list[Row], spent: Callable[[Row], float], budget: float) -> float:
-    affordable = [row for row in history if spent(row) <= budget * (1 + 1e-9)]
-    return final(affordable, "test_accuracy") if affordable else CHANCE
+def _line(history: list[Row], spent: Callable[[Row], float]) -> tuple[list[float], list[float]]:
+    """Return the curve of the accuracy, which starts from guessing before anything was spent."""
+    return [0.0, *map(spent, history)], [CHANCE, *(row["test_accuracy"] for row in history)]
+
+
+def _reached(accuracy: list[float], target: float) -> float:
+    """Return where, in evaluations, a curve first comes to the target, on a straight line between two of them."""
+    for place, (before, after) in enumerate(itertools.pairwise(accuracy)):
+        if after >= target:
+            return place + max(0.0, (target - before) / (after - before)) if after > before else float(place)
+    return math.inf
+
+
+def _at(spent: list[float], place: float) -> float:
+    return math.inf if math.isinf(place) else float(np.interp(place, range(len(spent)), spent))
+
+
+def _within(spent: list[float], accuracy: list[float], budget: float) -> float:
+    """Return the mean accuracy over the last fifth of a budget, on straight lines between evaluations."""
+    last = min(budget, spent[-1])
+    return float(np.mean(np.interp(np.linspace((1 - LAST) * last, last, 21), spent, accuracy)))
 
 
 def write_measures(path: Path, rows: Iterable[Measure]) -> None:
@@ -131,7 +192,8 @@ def read_measures(path: Path) -> list[Measure]:
 
 
 def _parsed(row: dict[str, str]) -> Measure:
-    text, whole, missing = {"panel", "protocol", "line"}, {"seed", "rounds"}, {"beta", "diverged"}
+    text, whole = {"panel", "protocol", "line", "model"}, {"seed", "rounds"}
+    missing = {"beta", "step", "step_norm", "diverged"}
     values: dict[str, Any] = {}
     for name, value in row.items():
         if name in text:
@@ -149,7 +211,7 @@ def write_curves(path: Path, curves: Iterable[Curve]) -> None:
         {
             **curve.case._asdict(), "seed": curve.seed,
             **{key: row[key] for key in ("round", "test_accuracy", "test_loss", "gradients")},
-            "megabytes": megabytes(row),
+            "megabytes": megabytes(row), "step_norm": row.get("step_norm"),
         }
         for curve in curves
         for row in curve.history

@@ -1,22 +1,36 @@
 """The verdict: what was run, what it came to, and what that says of the paper's claims; a page of Markdown."""
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
 import torch
 
-from kedge.reproduce.claims import Finding
+from kedge.reproduce.claims import Difference, Finding
 from kedge.reproduce.plan import PROTOCOLS, Case, Grids, Hyper, Plan
 from kedge.reproduce.results import Measure
+from kedge.reproduce.search import beyond
+
+NUMBERS = """\
+Accuracy and loss are means over the last fifth of the evaluations, then over the seeds, ± the standard deviation
+between seeds. *Mean* is the mean accuracy of a run, from guessing on: the area under its curve. The target is the
+accuracy at which the panel's weakest tuned line ends (of those that come to three quarters of the best), rounded down
+to half a percent; rounds, gradients and MB *to* it are read off straight lines between evaluations, and the mean is
+over the runs that come there. At equal gradients or bytes: the accuracy over the last fifth of what the cheapest line
+spends. *Step* is the mean of |x^{r+1} - x^r|. A diverged run counts as 10 %."""
 
 READING = """\
-Runs of one seed share partition, initial model, cohorts and minibatches, so lines are compared seed by seed: the mean
-difference ± its standard error, and in how many seeds it is above zero. "Clear": it is so in all seeds, and a paired
-t-test at 5 % agrees, which with three seeds asks for 4.3 standard errors. "Leaning": in all seeds, but not so far. A
-sign test of three seeds cannot go below 25 %, so three that agree are a hint, not a proof. The comparisons are not
-corrected for their number. Where the advantage in one panel is compared with that in another, the panels differ in
-their cohorts and, where the scale is reduced, in their rounds."""
+Runs of one seed share partition, initial model, cohorts and minibatches, so lines are compared seed by seed. Brackets
+are 95 % intervals of the mean difference (Student's t). p is that of a paired t-test, in comparisons that count after
+Holm's correction for all of the figure. *As claimed* or *the opposite*: p is below 5 %, and stays so without
+correction when either line takes its second-best point and when both take the best point of a finer grid. All else is
+*open*."""
+
+UNCHECKED = "**At this scale no second-best points and no finer grid were run**: nothing here was checked in that way."
+
+BEYOND_WORDS = {"reproduced": "holds", "not reproduced": "does not hold"}
+"""A claim that the paper does not make cannot be reproduced."""
 
 
 def write(
@@ -28,47 +42,53 @@ def write(
     command: str,
 ) -> str:
     """Write the page."""
-    experiment = plan.experiment
+    experiment, tuning = plan.experiment, plan.size.tuning
     parts = [
         f"# {plan.title}",
         f"{experiment.figure[0].upper()}{experiment.figure[1:]}. It shows {experiment.shows}.",
         f"- Command: `{command}`\n- Versions: kedge {version('kedge')}, torch {torch.__version__}\n"
         f"- Scale: {plan.scale}. Reduced: {plan.size.reduced}.\n"
-        f"- Not in the paper, and taken by us at full scale: {experiment.unstated or 'nothing'}.\n"
+        f"- Unstated in the paper, and chosen here: {experiment.unstated or 'nothing'}.\n"
+        f"- Search: {budget(plan, grids)}, on {tuning.seeds} seed{'s' * (tuning.seeds > 1)} of their own, "
+        f"in {tuning.rounds:.0%} of the rounds; the best by held-out {experiment.tuned.judge}.\n"
         "- `configs/` has the configuration of every line at its first seed; `kedge run FILE --seed N` repeats a run, "
-        "to the bit.",
+        "to the bit: `summary.csv` has a hash of every final model.",
         "![curves](figure.png)",
+        "## Claims",
+        *([f"**Not testable at this scale**: {plan.size.untestable}."] if plan.size.untestable else []),
+        *(_finding(finding, said_of(experiment.beyond)) for finding in findings),
+        READING,
+        *([] if {"second", "finer"} <= set(plan.protocols) else [UNCHECKED]),
     ]
     for panel in experiment.panels_at(plan.scale):
         for protocol in plan.protocols:
             rows = [row for row in measured if (row.panel, row.protocol) == (panel, protocol)]
-            parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), *_edges(grids, chosen, panel, protocol)]
-    parts.append(
-        "Accuracy and loss are means over the last fifth of the evaluations, then over the seeds, ± the standard "
-        "deviation between seeds; best is the best evaluation, mean that of all evaluations. At equal gradients or "
-        "bytes: the accuracy when the cheapest line has spent all of its own. A diverged run counts as 10 %.\n\n"
-        "![equal budgets](budgets.png)"
-    )
-    parts += ["## Claims", *(_finding(finding) for finding in findings), READING]
+            if rows:
+                target = f"Target: {100 * rows[0].target:.1f} %."
+                parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), target, *_edges(grids, chosen, rows)]
+    parts += [NUMBERS, "![equal budgets](budgets.png)"]
     if plan.scale == "smoke":
         parts.append("**This is the smoke scale: it shows that everything runs, and is evidence of nothing.**")
     return "\n\n".join(parts) + "\n"
 
 
+def budget(plan: Plan, grids: Grids) -> str:
+    """Say how many points the lines have tried."""
+    tried = sorted({len(grid) for grid in grids.values()})
+    several = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[0]}"
+    return f"{several} points a line, a budget of {plan.size.tuning.budget} and what an edge asked for"
+
+
+def said_of(beyond: bool) -> Callable[[str], str]:
+    """Return how a verdict is said: of the paper's claims, or of those beyond it."""
+    return (lambda word: BEYOND_WORDS.get(word, word)) if beyond else (lambda word: word)
+
+
 def _table(rows: list[Measure]) -> str:
     head = [
-        "line",
-        "eta",
-        "beta",
-        "accuracy, %",
-        "best",
-        "mean",
-        "loss",
-        "at equal gradients",
-        "at equal bytes",
-        "gradients",
-        "MB",
-    ]
+        "line", "eta", "beta", "step/ηK", "accuracy, %", "mean", "loss", "rounds to target", "gradients to", "MB to",
+        "at equal gradients", "at equal bytes", "step",
+    ]  # fmt: skip
     lines = [head, ["---"] * len(head)]
     for name in dict.fromkeys(row.line for row in rows):
         own = [row for row in rows if row.line == name]
@@ -76,11 +96,12 @@ def _table(rows: list[Measure]) -> str:
         spread = f" ± {statistics.stdev(accuracies):.1f}" if len(own) > 1 else ""
         diverged = sum(row.diverged is not None for row in own)
         lines.append([
-            name, f"{own[0].eta:g}", "-" if own[0].beta is None else f"{own[0].beta:g}",
+            name, *("-" if value is None else f"{value:g}" for value in (own[0].eta, own[0].beta, own[0].step)),
             f"{statistics.fmean(accuracies):.1f}{spread}" + (f" ({diverged} diverged)" if diverged else ""),
-            *(f"{100 * _mean(own, key):.1f}" for key in ("best", "speed")), f"{_mean(own, 'loss'):.3g}",
+            f"{100 * _mean(own, 'area'):.1f}", f"{_mean(own, 'loss'):.3g}",
+            _reached(own), *(_short(_mean_of(own, key)) for key in ("gradients_to", "megabytes_to")),
             *(f"{100 * _mean(own, key):.1f}" for key in ("at_gradients", "at_bytes")),
-            f"{_mean(own, 'gradients'):.0f}", f"{_mean(own, 'megabytes'):.0f}",
+            _short(_mean_of(own, "step_norm")),
         ])  # fmt: skip
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -89,21 +110,43 @@ def _mean(rows: list[Measure], key: str) -> float:
     return statistics.fmean(getattr(row, key) for row in rows)
 
 
-def _edges(grids: Grids, chosen: dict[Case, Hyper], panel: str, protocol: str) -> list[str]:
-    """Say which lines chose an end of the grid, beyond which something better may lie."""
-    if protocol != "tuned":
-        return []
+def _mean_of(rows: list[Measure], key: str) -> float | None:
+    """Return the mean over the runs that have a finite value."""
+    values = [getattr(row, key) for row in rows]
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(finite) if finite else None
+
+
+def _reached(rows: list[Measure]) -> str:
+    count = sum(math.isfinite(row.rounds_to) for row in rows)
+    mean = _short(_mean_of(rows, "rounds_to"))
+    return mean if count == len(rows) else f"{mean} ({count} of {len(rows)} runs)"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _edges(grids: Grids, chosen: dict[Case, Hyper], rows: list[Measure]) -> list[str]:
+    """Say which lines chose an end of the grid all the same, beyond which something better may lie."""
     found = []
     for case, hyper in chosen.items():
-        if case[:2] == (panel, protocol):
-            for key in ("eta", "beta"):
-                values = {getattr(pair, key) for pair in grids[case]} - {None}
-                value = getattr(hyper, key)
-                if len(values) > 1 and value in (min(values), max(values)):
-                    found.append(f"{case.line} ({key} {value:g})")
+        if case.protocol == "tuned" and case == rows[0].case._replace(line=case.line) and case in grids:
+            for point in beyond(hyper, grids[case]):
+                ends = [name for name in Hyper._fields if getattr(point, name) != getattr(hyper, name)]
+                found += [f"{case.line} ({name} {getattr(hyper, name):g})" for name in ends]
     return [f"At an end of the grid, so perhaps better beyond it: {', '.join(found)}."] if found else []
 
 
-def _finding(finding: Finding) -> str:
-    head = f"**{finding.claim.text}** {PROTOCOLS[finding.protocol].capitalize()}: {finding.verdict}."
-    return "\n".join([head, "", *(f"- {difference}: {difference.word}" for difference in finding.differences)]).strip()
+def _finding(finding: Finding, said: Callable[[str], str]) -> str:
+    place = f"{finding.where or finding.panel}"
+    head = f"**{finding.claim.text}** {place}: *{said(finding.verdict)}*."
+    lines = [f"- {difference}" for difference in finding.differences]
+    lines += [f"- shown, not counted: {difference}" for difference in finding.shown]
+    lines += [f"  - {name}: {each.amount}, p = {each.p:.2g}" for each in finding.differences
+              for name, each in _changed(each).items()]  # fmt: skip
+    return "\n".join([head, "", *lines]).strip()
+
+
+def _changed(difference: Difference) -> dict[str, Difference]:
+    return {f"{difference.name}, with {name}": difference.checks[name] for name in difference.flips}

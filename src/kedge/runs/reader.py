@@ -14,11 +14,14 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from kedge.errors import UsageError
+from kedge.errors import UsageError, shown
 from kedge.files import read
 
 CONFIG, FINGERPRINT, METRICS = "config.toml", "fingerprint.json", "metrics.jsonl"
 SUMMARY, MODEL, CHECKPOINTS = "summary.json", "model.safetensors", "checkpoint"
+
+DIGITS = 19
+"""Of a whole number."""
 
 LARGEST = 1 << 24
 """Bytes of a small file: of all but the metrics and the tensors."""
@@ -149,7 +152,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]] | None:
     sections = read_toml(path / CONFIG)
     for name, section in (sections or {}).items():
         if not isinstance(section, dict):
-            raise UsageError(f"{path / CONFIG} cannot be read: {name} is {section!r}, but must be a section")
+            raise UsageError(f"{path / CONFIG} cannot be read: {name} is {shown(section)}, but must be a section")
     return sections
 
 
@@ -193,9 +196,16 @@ def read_rows(path: Path) -> Rows:
     return Rows(rows, size, len(content) - size, problem)
 
 
+def _whole(digits: str) -> int:
+    """Read a whole number; none that a run writes has more than 64 bits."""
+    if len(digits) > DIGITS:
+        raise ValueError("a number in it has too many digits")
+    return int(digits)
+
+
 def _row(line: bytes) -> Row | None:
     try:
-        row: Row = json.loads(line)
+        row: Row = json.loads(line, parse_int=_whole)
         _Row.model_validate(row)
     except (ValueError, RecursionError):  # pydantic's is a ValueError
         return None
@@ -229,7 +239,7 @@ def read_fingerprint(path: Path) -> dict[str, Any] | None:
 
 def _json(file: Path) -> Any:
     try:
-        content = json.loads(read(file, LARGEST))
+        content = json.loads(read(file, LARGEST), parse_int=_whole)
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:

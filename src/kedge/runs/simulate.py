@@ -121,9 +121,11 @@ def simulate(
 
         live, told = LiveRun(run, rounds, record.history), Callbacks(callbacks)
 
-        def evaluated() -> bool:
+        def evaluated(before: Tensor) -> bool:
             """Evaluate, tell the callbacks and keep the row; return whether everything is finite."""
-            row = _measure(run, chosen.eval_clients) | {"seconds": record.seconds()} if run.processes.leads else {}
+            row: Row = {}
+            if run.processes.leads:
+                row = _measure(run, before, chosen.eval_clients) | {"seconds": record.seconds()}
             if not _finite(run, row):
                 return False
             told.tell("on_evaluate", live, row)
@@ -135,8 +137,9 @@ def simulate(
         with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
             told.tell("on_start", live)
             for done in range(run.round + 1, rounds + 1):
+                before = run.moment.state.x
                 run.advance()
-                finite = evaluated() if done % eval_every == 0 or done == rounds else _finite(run, {})
+                finite = evaluated(before) if done % eval_every == 0 or done == rounds else _finite(run, {})
                 if finite:
                     told.tell("on_round", live)
                 diverged, stopped, due, every = run.processes.agree(
@@ -154,14 +157,14 @@ def simulate(
                     return result()
             last = record.history[-1]["round"] if record.history else 0
             if run.processes.agree(run.processes.leads and last < rounds)[0]:  # it was stopped here by other settings
-                evaluated()
+                evaluated(run.moment.state.x)
             final = result()
             record.finish(final.model)
             told.tell("on_end", live)
         return final
 
 
-def _measure(run: Simulation, eval_clients: bool) -> Row:
+def _measure(run: Simulation, before: Tensor, eval_clients: bool) -> Row:
     module = run.flat.module
     moment = run.moment
     run.flat.bind(moment.state.x)
@@ -171,6 +174,7 @@ def _measure(run: Simulation, eval_clients: bool) -> Row:
         row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *run.federation.test).items()}
     if eval_clients:
         row |= evaluate_clients(module, run.loss, run.federation)
+    row["step_norm"] = float((moment.state.x - before).norm())
     return row | {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
 
 

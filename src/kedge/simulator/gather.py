@@ -18,7 +18,7 @@ from kedge.exchange import Effort
 from kedge.round import Question, Rounds, Total
 from kedge.simulator.crew import Crew
 from kedge.simulator.ranks import Move, Processes
-from kedge.simulator.shards import Node, Sums, completed, within
+from kedge.simulator.shards import Node, Sums, within
 from kedge.simulator.store import ClientStore, Rows
 
 
@@ -48,10 +48,8 @@ class Gatherer:
                 self.store[reply.client] = reply.state
             weight = self.rounds.weight(question.exchange, reply.client) if weighted else 1.0
             sums.add(self._shard(reply.client), self.rounds.summands(question, reply, weight))
-        parts = self.processes.combined(sums.finished(), branches, self.rounds.layout(question, self.x))
-        total = completed((0, shards), parts)
-        assert total is not None, "somebody has replied"
-        return Total(total, len(clients))
+        layout = self.rounds.layout(question, self.x)
+        return Total(self.processes.total(sums.finished(), branches, (0, shards), layout), len(clients))
 
     def has(self, client: int) -> bool:
         """Whether this process knows the client's state."""

@@ -8,18 +8,21 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from kedge.errors import UnlikeError
-from kedge.simulator.shards import Node, Values
+from kedge.simulator.shards import Node, Values, completed
 from kedge.simulator.store import Rows
 from kedge.simulator.transport import Transport, current
 
 Move = tuple[int, int]
 """From which rank to which a client's state goes."""
+
+CHUNK = 1 << 21
+"""Bytes of a sum that are sent at a time."""
 
 ALIGNMENT = 16
 """Bytes: where a tensor begins in a message."""
@@ -54,10 +57,10 @@ class Processes(Protocol):
         """Refuse to run unless all ranks have the same facts; each says the first difference."""
         ...
 
-    def combined(
-        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
-    ) -> Mapping[Node, Values]:
-        """Return the sums of all branches; ``branches`` says which rank gives which, and this one gives ``own``.
+    def total(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], tree: Node, layout: Sequence[Tensor]
+    ) -> Values:
+        """Return the sum over the whole tree; ``branches`` says which rank gives which, and this one gives ``own``.
 
         ``layout``: tensors of the shapes, dtypes and device of what belongs to a branch.
         """
@@ -101,11 +104,11 @@ class Alone:
     def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
         """As the protocol says."""
 
-    def combined(
-        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
-    ) -> Mapping[Node, Values]:
+    def total(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], tree: Node, layout: Sequence[Tensor]
+    ) -> Values:
         """As the protocol says."""
-        return own
+        return _complete(tree, own)
 
     def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
         """As the protocol says."""
@@ -164,23 +167,28 @@ class Ranks:
         self.transport.all_gather(rows.unbind(), tensor)
         return rows
 
-    def combined(
-        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], layout: Sequence[Tensor]
-    ) -> Mapping[Node, Values]:
-        """As the protocol says."""
-        places, width = _places(layout)
-        message = layout[0].new_empty(max(map(len, branches)), width, dtype=torch.uint8)
-        for row, node in zip(message, branches[self.rank], strict=False):
-            for (begin, end), tensor in zip(places, own[node], strict=True):
-                row[begin:end] = tensor.reshape(-1).contiguous().view(torch.uint8)
-        messages = [torch.empty_like(message) for _ in branches]
-        self.transport.all_gather(messages, message)
-        found: dict[Node, Values] = {}
-        for nodes, rows in zip(branches, messages, strict=True):
-            for node, row in zip(nodes, rows, strict=False):
-                parts = zip(places, layout, strict=True)
-                found[node] = [row[begin:end].view(like.dtype).view(like.shape) for (begin, end), like in parts]
-        return found
+    def total(
+        self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], tree: Node, layout: Sequence[Tensor]
+    ) -> Values:
+        """As the protocol says. Large vectors go in pieces, which stay in the caches until they are added."""
+        result = [torch.empty_like(like) for like in layout]
+        for pieces in _pieces(layout):
+            likes = [_piece(layout, piece) for piece in pieces]
+            places, width = _places(likes)
+            message = layout[0].new_empty(max(map(len, branches)), width, dtype=torch.uint8)
+            for row, node in zip(message, branches[self.rank], strict=False):
+                for (begin, end), piece in zip(places, pieces, strict=True):
+                    row[begin:end] = _piece(own[node], piece).contiguous().view(torch.uint8)
+            messages = [torch.empty_like(message) for _ in branches]
+            self.transport.all_gather(messages, message)
+            parts = {
+                node: [row[begin:end].view(like.dtype) for (begin, end), like in zip(places, likes, strict=True)]
+                for nodes, rows in zip(branches, messages, strict=True)
+                for node, row in zip(nodes, rows, strict=False)
+            }
+            for piece, value in zip(pieces, _complete(tree, parts), strict=True):
+                _piece(result, piece).copy_(value)
+        return result
 
     def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
         """As the protocol says."""
@@ -243,6 +251,41 @@ class Ranks:
             for name in sorted(portion):
                 self.transport.receive(portion[name], rank)
             yield portion
+
+
+class _Piece(NamedTuple):
+    """Some numbers of one of several tensors."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+def _piece(tensors: Sequence[Tensor], piece: _Piece) -> Tensor:
+    return tensors[piece.tensor].reshape(-1)[piece.begin : piece.end]
+
+
+def _pieces(layout: Sequence[Tensor]) -> Iterator[list[_Piece]]:
+    """Divide tensors into pieces, and these into groups of at most `CHUNK` bytes."""
+    group: list[_Piece] = []
+    room = CHUNK
+    for number, tensor in enumerate(layout):
+        begin = 0
+        while begin < tensor.numel() or tensor.numel() == begin == 0:
+            fits = min(tensor.numel() - begin, max(1, room // tensor.element_size()))
+            group.append(_Piece(number, begin, begin + fits))
+            begin, room = begin + max(1, fits), room - fits * tensor.element_size()
+            if room < ALIGNMENT:
+                yield group
+                group, room = [], CHUNK
+    if group:
+        yield group
+
+
+def _complete(tree: Node, parts: Mapping[Node, Values]) -> Values:
+    total = completed(tree, parts)
+    assert total is not None, "somebody has replied"
+    return total
 
 
 def _rows_like(like: Rows, rows: int) -> Rows:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
+from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, try_model
 from kedge.errors import UsageError
+from kedge.exchange import Effort
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
 from kedge.settings import Settings
@@ -125,6 +127,13 @@ class Simulation:
             raise UsageError(
                 f"batch_size is {settings.batch_size}, but client {smallest} has only {sizes[smallest]} samples"
             )
+        most = Effort(int(settings.steps(sizes).max()))
+        for exchange in (*self.algorithm.opening(), *self.algorithm.exchanges(0, settings.seed)):
+            effort = exchange.effort(most)
+            if settings.batch_size is not None and effort.minibatches is not None:
+                # What is drawn of each sample: a number, an index and a candidate for it.
+                size = 24 * effort.steps * effort.minibatches * settings.batch_size
+                affordable(f"one client's {effort.steps * effort.minibatches} minibatches", size)
 
     # ---- where the run is
 

@@ -46,7 +46,7 @@ def load_dataset(
     if load is None:
         raise UsageError(f"{name} brings its own clients, model and loss: use kedge.{name}() instead")
     check_options(f"data set {name!r}", load, options)
-    return load(Source(_root(data_dir), download, whole_seed(seed), progress), **options)
+    return load(Source(_root(data_dir), download, whole_seed(seed), progress, data_dir is not None), **options)
 
 
 def _root(data_dir: str | Path | None) -> Path:

@@ -34,6 +34,7 @@ class Source:
     download: bool
     seed: int
     progress: Progress | None
+    named: bool = False  # whether the user has said where: then nowhere else is looked
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The files lie where torchvision puts them, packed or not; the checksums are thos
 standard deviations are those of the training pixels.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +103,7 @@ def read_idx(path: Path, official: Official = ANY) -> Bytes:
 
 def load(name: str, source: Source) -> DataSet:
     """Load the data set ``name`` of ``KINDS`` as normalised images of shape (1, 28, 28)."""
-    kind = KINDS[name]
+    kind = dataclasses.replace(KINDS[name], system=None) if source.named else KINDS[name]
     folder = source.root / kind.folder / "raw"
     missing = [file for file in kind.files if not _find(kind, folder / file).is_file()]
     if missing:

@@ -1,0 +1,98 @@
+"""What clients that take part in every round need not be sent, because they can form it from what they have heard.
+
+With x^{r+1} = x^r - γ g^{r+1}, a client that keeps the message of the last round has g^{r+1} = (x^r - x^{r+1}) / γ as
+soon as it hears x^{r+1}. As with all costs, this is found by running an algorithm's rules and not declared: they are
+played on a few clients with random quadratics and weights, and a vector counts as formed if in every round it is the
+same linear combination of x and of the round before.
+"""
+
+import dataclasses
+import itertools
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.algorithm import Algorithm
+from kedge.direction import Vector
+from kedge.exchange import Effort, Needs, Round
+from kedge.local_steps import local_steps
+
+CLIENTS, SIZE, STEPS, ROUNDS = 3, 48, 2, 5
+EXACT = 1e-9
+"""A residual, relative to the vector, that is rounding and nothing else."""
+
+Heard = dict[tuple[int, str], Tensor]
+"""The vectors that a client hears in a round, by exchange and field."""
+
+_RATES = {"eta": 0.1, "gamma": 0.2}  # which vectors are formed does not depend on them, but overflow does
+
+
+@lru_cache(maxsize=256)
+def formed(algorithm: Algorithm[Any, Any]) -> frozenset[tuple[int, str]]:
+    """Return what clients of every round form themselves: the exchange of the round and the field of its message."""
+    heard = _heard(algorithm)
+    if len({tuple(round) for round in heard}) > 1:
+        return frozenset()  # the rounds are not alike
+    return frozenset(place for place in heard[0] if place[1] != "x" and _is_formed(place, heard))
+
+
+def _is_formed(place: tuple[int, str], heard: list[Heard]) -> bool:
+    number, _ = place
+    if (number, "x") not in heard[0]:
+        return False
+    pairs = list(itertools.pairwise(heard))
+    known = torch.cat([torch.stack([now[number, "x"], *before.values()], dim=1) for before, now in pairs])
+    wanted = torch.cat([now[place] for _, now in pairs])
+    residual = wanted - known @ torch.linalg.lstsq(known, wanted[:, None], driver="gelsd").solution[:, 0]
+    return bool(wanted.norm() > 0) and float(residual.norm() / wanted.norm()) < EXACT
+
+
+class _Client(NamedTuple):
+    hessian: Tensor
+    noise: Tensor  # one column per local step
+    weight: float
+
+
+def _heard(algorithm: Algorithm[Any, Any]) -> list[Heard]:
+    """Return the vectors that every client hears, round by round; not those of the first, which may be another."""
+    given = {field.name for field in dataclasses.fields(algorithm) if getattr(algorithm, field.name) is not None}
+    algorithm = dataclasses.replace(algorithm, **{name: rate for name, rate in _RATES.items() if name in given})
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=random)
+
+    clients = [_Client(draw(SIZE), draw(SIZE, STEPS), 0.5 + 0.5 * number) for number in range(CLIENTS)]
+    x = draw(SIZE)
+    server, own = algorithm.init_server(x), [algorithm.init_client(x) for _ in clients]
+    heard: list[Heard] = []
+    for number in range(-1, ROUNDS):
+        messages: Heard = {}
+        for place, exchange in enumerate(algorithm.opening() if number < 0 else algorithm.exchanges(number, 0)):
+            down = exchange.broadcast(server)
+            if exchange.cohort != "first":
+                fields = down._asdict().items()
+                messages |= {(place, name): value for name, value in fields if value.numel() == SIZE}
+            asked = [0] if exchange.cohort == "first" else range(CLIENTS)
+            steps = exchange.effort(Effort(STEPS)).steps
+            replies = []
+            for i in asked:
+                rule, start = exchange.direction(down, own[i]), exchange.start(down, own[i])
+                local = local_steps(rule, start, algorithm.eta, steps, _gradient(clients[i], number), Needs(True, True))
+                reply, own[i] = exchange.reply(down, own[i], local)
+                weight = 1.0 if exchange.cohort == "first" else clients[i].weight
+                replies.append([weight * field for field in reply])
+            mean = type(reply)(*(sum(fields) / len(replies) for fields in zip(*replies, strict=True)))
+            server = exchange.fold(server, mean, Round(share=1.0, local_steps=STEPS))
+        if number > 0:
+            heard.append(messages)
+    return heard
+
+
+def _gradient(client: _Client, round: int) -> Any:
+    def gradient(x: Vector, k: int, second: bool) -> Vector:
+        return client.hessian * x + client.noise[:, k % STEPS].roll(round + 1)
+
+    return gradient

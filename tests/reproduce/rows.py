@@ -1,0 +1,20 @@
+"""A measure and a history to make others from."""
+
+from kedge.reproduce.results import Measure
+
+ROW = Measure(
+    panel="P", protocol="tuned", line="a", seed=0, eta=0.1, beta=None, step=None, accuracy=0.5, loss=1.0, area=0.4,
+    best=0.6, target=0.4, rounds_to=5.0, gradients_to=50.0, megabytes_to=0.5, at_gradients=0.5, at_bytes=0.5,
+    step_norm=0.1, rounds=10, gradients=100.0, megabytes=1.0, model="0123456789abcdef", diverged=None,
+)  # fmt: skip
+
+
+def history(*accuracies, gradients=10, bytes_=1e6):
+    """Return a row per round."""
+    return [
+        {
+            "round": r, "test_accuracy": a, "test_loss": 1 - a, "gradients": gradients * r, "bytes_down": bytes_ * r,
+            "bytes_up": 0.0, "step_norm": 0.5,
+        }
+        for r, a in enumerate(accuracies, 1)
+    ]  # fmt: skip
