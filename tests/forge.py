@@ -11,7 +11,7 @@ import numpy as np
 
 from kedge.algorithms import ALGORITHMS
 from kedge.runs.settings import Config
-from tests.problem.files import cifar_binary, cifar_pickle, idx_bytes
+from tests.problem.files import cifar100_pickle, cifar_binary, cifar_pickle, idx_bytes
 
 Dice = random.Random
 
@@ -154,8 +154,8 @@ def idx(dice: Dice) -> tuple[str, bytes]:
 
 
 _PIXELS, _LABELS = np.arange(2 * 3072, dtype=np.uint32).reshape(2, 3072).astype(np.uint8), np.array([3, 7])
-_PICKLES = [pickle.dumps({b"data": _PIXELS, b"labels": _LABELS.tolist()}, protocol) for protocol in range(6)]
-_PICKLES.append(cifar_pickle(_PIXELS, _LABELS))
+_PICKLES = [cifar_pickle(_PIXELS, _LABELS), cifar100_pickle(_PIXELS, _LABELS)]
+_PICKLES += [pickle.dumps({b"data": _PIXELS, b"labels": _LABELS.tolist()}, protocol) for protocol in range(6)]
 _HUGE = (2**62).to_bytes(8, "little")
 _OPCODES = [b"cos\nsystem\n(Vtouch x\ntR", b"\x96" + _HUGE, b"\x8e" + _HUGE,
             b"B\xff\xff\xff\x7f", b"(" * 1000, b"cbuiltins\neval\n", b"]2" * 500, b"\x94", b"h\xff", b"Q"]  # fmt: skip

@@ -8,7 +8,8 @@ import torch
 import kedge
 from kedge.cli.main import execute
 
-EXAMPLE = Path(__file__).parent.parent / "docs" / "examples" / "fedprox_m.py"
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+EXAMPLE = EXAMPLES / "fedprox_m.py"
 
 
 def test_an_algorithm_of_ones_own_takes_at_most_30_lines():
@@ -52,3 +53,19 @@ def test_a_place_that_holds_no_algorithm_is_named(tmp_path, capsys):
     ]:
         assert execute(["run", "--algorithm", place]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_a_callback_that_logs_the_error_of_the_momentum_takes_twenty_lines():
+    source = EXAMPLES / "gradient_error.py"
+    text = source.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 20
+    assert text[text.index("class GradientError") :].strip() in (EXAMPLES.parent / "callbacks.md").read_text("utf-8")
+    watcher = runpy.run_path(str(source))["GradientError"](every=2)
+    made = kedge.quadratics(clients=4, dim=3, heterogeneity="mild")
+    settings = {"rounds": 4, "cohort": None, "local_steps": 1, "batch_size": None, "loss": made.loss}
+    # One exact step of everybody at beta = 1: the direction is the gradient itself.
+    kedge.simulate(made.model, made.federation, kedge.FedAvgM(eta=0.1, beta=1.0), callbacks=[watcher], **settings)
+    assert list(watcher.values) == [2, 4]
+    assert max(watcher.values.values()) < 1e-12
+    kedge.simulate(made.model, made.federation, kedge.FedAvgM(eta=0.1, beta=0.1), callbacks=[watcher], **settings)
+    assert min(watcher.values.values()) > 1e-6
