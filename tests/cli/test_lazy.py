@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import kedge
+import kedge.algorithms
 from kedge.cli import options
 from kedge.problem import DATASETS, MODELS, PARTITIONS
 from kedge.simulator.engines import ENGINES

@@ -190,7 +190,7 @@ def _as_nobody(place):
     assert (done.returncode, done.stderr) == (0, "")
     done = homeless("run", "--dataset", "mnist", "--out", "other")
     assert done.returncode == 2
-    assert done.stderr.startswith("kedge: mnist is not in ~/.cache/kedge and download is off")
+    assert done.stderr.startswith("kedge: there is no home directory to look for data in; set --data-dir or KEDGE_DATA")
     assert not (place / "~").exists()
 
 
