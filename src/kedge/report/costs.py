@@ -32,7 +32,7 @@ SYMBOLS = re.compile(r"^\*\*Symbols\.\*\*.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
 class Figures(NamedTuple):
     """The costs of an algorithm, each in a word: per client of the cohort and round, with K local steps."""
 
-    down: str  # vectors; in parentheses what one client of the cohort has besides
+    down: str  # vectors; in parentheses, what one client of the cohort adds
     up: str
     gradients: str
     client: str  # vectors of state
@@ -64,7 +64,8 @@ def costs(kind: Kind) -> str:
     for before, after in zip(few.round, many.round, strict=True):
         if after.cohort == "first":
             gradients = _count(_linear(before.gradients, after.gradients), "gradient")
-            text += f" One client of the cohort besides: down {_sent(after.down)}, up {_sent(after.up)}; {gradients}."
+            text += f" In addition, one client of the cohort: down {_sent(after.down)}, up {_sent(after.up)};"
+            text += f" {gradients}."
     if many.opening:
         text += " Opening, once on all N clients:"
         text += "".join(f" down {_sent(e.down)}, up {_sent(e.up)}; {work}." for e, work in _opening(kind, many))
