@@ -31,6 +31,7 @@ unit: $(READY)  ## the tests, with branch coverage
 
 docs: $(READY)  ## rewrite the generated parts of the documents
 	$(BIN)/python -m kedge.report.costs docs/algorithms.md
+	$(BIN)/python -m kedge.report.settings docs/settings.md
 	$(BIN)/python -m kedge.reproduce.page README.md docs/reproduce.md
 
 clean:  ## remove the virtual environment and caches

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from kedge.algorithms import ALGORITHMS
-from kedge.runs.settings import Config
+from kedge.runs.settings import SETTINGS
 from tests.problem.files import cifar100_pickle, cifar_binary, cifar_pickle, idx_bytes
 
 Dice = random.Random
 
 KEYS = [
-    *(f"{section}.{key}" for section, field in Config.model_fields.items() for key in field.annotation.model_fields),
+    *SETTINGS,
     "algorithm.beta", "algorithm.gamma", "algorithm.opening_batches", "algorithm.mu", "algorithm.reference",
     "run.round", "nothing.here", "data", ".", "", "a.b.c",
 ]  # fmt: skip

@@ -9,7 +9,9 @@ import kedge
 
 ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed"}
-CORE = {"direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "questions"} | SMALL
+CORE = SMALL | {
+    "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
+}  # fmt: skip
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
@@ -21,7 +23,7 @@ ALLOWED = {
     "client": CORE,
     "simulator": CORE | {"client", "files", "problem"},
     "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms"},
-    "report": CORE | {"files", "algorithms"},
+    "report": CORE | {"files", "algorithms", "runs"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
     "cli": CORE | {"files", "own_code", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},

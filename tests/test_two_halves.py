@@ -1,6 +1,5 @@
 """The two halves of a round, in two processes: each client has nothing but its own arrays, and a pipe."""
 
-import dataclasses
 import multiprocessing
 
 import numpy as np
@@ -60,7 +59,7 @@ def test_clients_in_processes_of_their_own_and_a_server_give_what_simulate_gives
         pipe.send(None)
     for process in processes:
         process.join()
-    wanted = kedge.simulate(model(), federation, method, 4, **dataclasses.asdict(SETTINGS))
+    wanted = kedge.simulate(model(), federation, method, 4, **SETTINGS.model_dump())
     for name, vector in wanted.server.items():
         torch.testing.assert_close(moment.state._asdict()[name], vector, rtol=1e-4, atol=1e-5)
     assert moment.bytes_down == wanted.history[-1]["bytes_down"]

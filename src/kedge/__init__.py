@@ -53,10 +53,10 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for whoever reads types
     from kedge.exchange import Effort, Exchange, Local, Nothing, Round
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
     from kedge.questions import FullGradient
-    from kedge.round import Settings
     from kedge.runs.live import CallbackError, LiveRun
     from kedge.runs.reader import StoredRun, read_run, read_runs
     from kedge.runs.simulate import DivergedError, Result, simulate
+    from kedge.settings import Settings
     from kedge.simulator import Answer, Simulation
 
     __version__: str
@@ -70,10 +70,10 @@ _HOMES = (
     "exchange",
     "problem",
     "questions",
-    "round",
     "runs.live",
     "runs.reader",
     "runs.simulate",
+    "settings",
     "simulator",
 )
 """Where the public names are. They are imported when they are first asked for: torch takes seconds to load, and the

@@ -9,10 +9,10 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Generic, cast
 
+from kedge.checks import LARGEST, limits
 from kedge.direction import Vector
 from kedge.errors import UsageError, shown
 from kedge.exchange import ClientT, DownT, Exchange, Nothing, Round, ServerT, UpT
@@ -22,10 +22,6 @@ x^r is the server's model in round r, x_i^{r,k} that of client i after k of its 
 η g_i^{r,k}. ∇F(x; ξ) is the gradient of a minibatch, ∇f_i that of all data of the client. mean_i is over the S of N
 clients whose replies the round has heard, mean_k over the K steps. η is `eta`, γ `gamma`, β `beta`, η_s `server_lr`,
 B `opening_batches`; other Greek letters go by their names."""
-
-
-LARGEST = 1e30
-"""No hyper-parameter is larger: float32 still holds it."""
 
 
 def hyper(
@@ -38,8 +34,8 @@ def hyper(
     choices: tuple[str, ...] = (),
 ) -> Any:
     """Declare a hyper-parameter: its default, what it means and the range in which it is defined."""
-    limits = {"above": above, "at_least": at_least, "at_most": at_most, "choices": choices}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
+    range = {"above": above, "at_least": at_least, "at_most": at_most, "choices": choices}
+    return dataclasses.field(default=default, metadata={"help": help, **range})
 
 
 def hyper_eta() -> Any:
@@ -83,15 +79,6 @@ def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
         raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
     if not (value > rule["above"] and rule["at_least"] <= value <= rule["at_most"]):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be {' and '.join(limits(rule))}")
-
-
-def limits(rule: Mapping[str, Any]) -> list[str]:
-    """The range that `hyper` declared, in words: above 0, at most 1."""
-    return [
-        f"{name.replace('_', ' ')} {rule[name]:g}"
-        for name in ("above", "at_least", "at_most")
-        if math.isfinite(rule[name])
-    ]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The rules that several modules of this package put on their arguments."""
+"""The rules that several modules of this package put on their arguments. Importing them loads no torch."""
 
 import functools
 import inspect
@@ -6,19 +6,21 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kedge.errors import UsageError, shown
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MOST = 2**53
 """No count is larger: a float still tells it from its neighbours."""
+
+LARGEST = 1e30
+"""No hyper-parameter is larger: float32 still holds it."""
 
 
 def affordable(what: str, size: int) -> None:
@@ -63,17 +65,26 @@ def whole_seed(value: Any) -> int:
 
 def real(name: str, value: Any, *, positive: bool) -> float:
     """Return ``value`` as a float, or say that it is not finite and positive (or non-negative)."""
-    good = isinstance(value, numbers.Real) and _is_finite(value)
-    if not good or value < 0 or (positive and value == 0):
+    if not is_finite(value) or value < 0 or (positive and value == 0):
         raise UsageError(f"{name} is {shown(value)}, but must be finite and {'above' if positive else 'at least'} 0")
     return float(value)
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, and finite."""
     try:
-        return math.isfinite(value)
+        return isinstance(value, numbers.Real) and math.isfinite(value)
     except OverflowError:  # a whole number beyond every float
         return False
+
+
+def limits(rule: Mapping[str, Any]) -> list[str]:
+    """Return a range in words: above 0, at most 1."""
+    return [
+        f"{name.replace('_', ' ')} {rule[name] if isinstance(rule[name], int) else format(rule[name], 'g')}"
+        for name in ("above", "at_least", "at_most", "below")
+        if math.isfinite(rule.get(name, math.inf))
+    ]
 
 
 def byte_size(name: str, value: Any) -> int:
@@ -86,8 +97,12 @@ def byte_size(name: str, value: Any) -> int:
     return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
 
 
-def tensor(value: Any, what: str) -> Tensor:
+def tensor(value: Any, what: str) -> "Tensor":
     """Return ``value`` as a tensor, uncopied where torch can share it, or say that it is not an array of numbers."""
+    import numpy as np
+    import torch
+    from torch import Tensor
+
     if isinstance(value, Tensor):
         return value.detach()
     try:

@@ -11,85 +11,29 @@ federation.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.algorithm import LARGEST, Algorithm
-from kedge.checks import real, whole, whole_seed
+from kedge.algorithm import Algorithm
 from kedge.costs import fresh, trace
 from kedge.direction import Direction, Vector
-from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Local, Needs, Round
 from kedge.forming import formed
 from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
+from kedge.settings import Settings
 
 AnyExchange = Exchange[Any, Any, Any, Any]
 AnyAlgorithm = Algorithm[Any, Any]
-Weights = Literal["uniform", "size"]
 
 OPENING = -1
 """The round of the exchanges before the first one."""
 
-STEPS = 1_000_000
-"""The most local steps."""
-
-SHARDS = 65_536
-"""The most shards: every round visits all of them."""
-
 ASKED = 1 << 32
 """The number of an exchange that is asked beside the run: it draws minibatches that no exchange of a round draws."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The rules of a federation, whatever the algorithm."""
-
-    cohort: int | None = 10  # S; None: everyone
-    local_steps: int = 16  # K
-    local_epochs: float | None = None  # instead of K: passes over the client's own data, so K_i differ
-    batch_size: int | None = 32  # None: the whole local data
-    weight_decay: float = 0.0
-    weights: Weights = "uniform"  # of the clients in the objective; "size": by their number of samples
-    lost_replies: float = 0.0  # the probability that a sampled client's reply never arrives
-    seed: int = 0
-    shards: int = 16  # of the clients: the most processes that a run can have
-
-    def __post_init__(self) -> None:
-        for name in ("cohort", "batch_size"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 1)
-        whole("local_steps", self.local_steps, 1, STEPS)
-        whole("shards", self.shards, 1, SHARDS)
-        whole_seed(self.seed)
-        if self.local_epochs is not None:
-            real("local_epochs", self.local_epochs, positive=True)
-        if real("weight_decay", self.weight_decay, positive=False) > LARGEST:
-            raise UsageError(f"weight_decay is {self.weight_decay:g}, but must be at most {LARGEST:g}")
-        if real("lost_replies", self.lost_replies, positive=False) >= 1:
-            raise UsageError(f"lost_replies is {self.lost_replies:g}, but must be below 1")
-        if self.weights not in ("uniform", "size"):
-            raise UsageError(f"weights is {self.weights!r}, but must be uniform or size")
-
-    def steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return K_i of clients with so many samples."""
-        if self.local_epochs is None:
-            return np.broadcast_to(np.int64(self.local_steps), samples.shape)
-        steps = np.ceil(self.local_epochs * samples / (self.batch_size or samples))
-        if (most := float(steps.max())) > STEPS:
-            raise UsageError(
-                f"local_epochs is {self.local_epochs:g}: {most:.3g} local steps, but at most {STEPS} can be"
-            )
-        return np.maximum(steps, 1).astype(np.int64)
-
-    def minibatches(self, effort: Effort, samples: int) -> float:
-        """Return how many minibatches one gradient of this effort stands for, on a client with so many samples."""
-        if self.batch_size is None:
-            return 1.0
-        return samples / self.batch_size if effort.minibatches is None else effort.minibatches
 
 
 class Question(NamedTuple):

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-import kedge
-from kedge.cli import options
+import kedge.algorithms
 from kedge.problem import DATASETS, MODELS, PARTITIONS
+from kedge.runs import settings
 from kedge.simulator.engines import ENGINES
 
 COMMANDS = ["run", "resume", "compare", "sweep", "algorithms", "partition", "reproduce"]
@@ -53,10 +53,10 @@ def test_completion_loads_no_torch():
 
 
 def test_the_help_names_what_there_is():
-    assert options.DATASETS.split(", ") == [*DATASETS]
-    assert options.MODELS.split(", ") == [*MODELS]
-    assert options.PARTITIONS.split(", ") == [*PARTITIONS]
-    assert options.ENGINES.split(", ") == [*ENGINES]
+    assert settings.DATASETS.split(", ") == [*DATASETS]
+    assert settings.MODELS.split(", ") == [*MODELS]
+    assert settings.PARTITIONS.split(", ") == [*PARTITIONS]
+    assert settings.ENGINES.split(", ") == [*ENGINES]
 
 
 def test_public_names_are_found_when_asked_for():

@@ -56,7 +56,6 @@ def test_a_sweep_tries_every_point_and_draws_them(tmp_path, capsys):
     assert (tmp_path / "s" / "heatmap.pdf").read_bytes().startswith(b"%PDF")
     before = files(tmp_path / "s" / "runs")
     assert execute([*command, "--seed", "5", "--out", "s"]) == 0
-    assert execute(["sweep", "--resume", "s"]) == 0
     assert files(tmp_path / "s" / "runs") == before
     assert files(tmp_path / "s")[tmp_path / "s" / "heatmap.pdf"]
 
@@ -86,11 +85,10 @@ def test_a_sweep_over_an_algorithm_of_ones_own_holds_from_any_directory(tmp_path
     (tmp_path / "mine.py").write_text("from kedge.algorithms import FedAvg\nclass Mine(FedAvg):\n    'Mine.'\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert (
-        execute(["sweep", *QUICK, "--grid", "algorithm.name=../mine.py:Mine,fedavg", "--seeds", "1", "--out", "s"]) == 0
-    )
+    command = ["sweep", *QUICK, "--seeds", "1", "--grid"]
+    assert execute([*command, "algorithm.name=../mine.py:Mine,fedavg", "--out", "s"]) == 0
     monkeypatch.chdir(tmp_path)
-    assert execute(["sweep", "--resume", "elsewhere/s", "--trust"]) == 0
+    assert execute([*command, "algorithm.name=mine.py:Mine,fedavg", "--out", "elsewhere/s"]) == 0
     runs = tmp_path / "elsewhere" / "s" / "runs"
     assert sorted(path.name for path in runs.iterdir()) == ["nameMine-seed0", "namefedavg-seed0"]
     assert timeless(runs / "nameMine-seed0") == timeless(runs / "namefedavg-seed0")
@@ -176,7 +174,7 @@ def test_without_optuna_the_way_to_get_it_is_told(monkeypatch, capsys):
         (["--grid", "algorithm.eta=1", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["--grid", "model.name='a b','a-b'"], "quadratics brings its own model"),
         (["--grid", "algorithm.eta=1", "--out", "used"], "out is used, but that directory is not empty"),
-        (["--resume", "used"], "--resume goes on with a sweep as it is, but "),
+        (["--resume", "used"], "No such option"),
     ],
 )
 def test_a_wrong_sweep_is_one_sentence_and_exit_2(tmp_path, capsys, arguments, sentence):
@@ -188,11 +186,6 @@ def test_a_wrong_sweep_is_one_sentence_and_exit_2(tmp_path, capsys, arguments, s
     assert sentence in error
     assert error.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_directory_without_a_sweep_is_not_resumed(capsys):
-    assert execute(["sweep", "--resume", "nowhere"]) == 2
-    assert "has no sweep.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -211,7 +204,7 @@ def test_a_sweep_that_was_stopped_or_killed_goes_on(tmp_path, number):
     assert 1 <= len(finished) < 8
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert "kedge: stopped; `kedge sweep --resume s` goes on" in error
+        assert "kedge: stopped; the same command with --out s resumes it" in error
         assert {row["run"] for row in table(tmp_path / "s" / "runs.csv")} == finished
     before = {file: content for file, content in files(runs).items() if file.parent.name in finished}
     assert execute([*command, "1"]) == 0

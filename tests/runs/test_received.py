@@ -47,9 +47,13 @@ def compare(out, *options):
                     "--out", out, *options])  # fmt: skip
 
 
+def swept(out, *options):
+    return ["sweep", *QUICK, "--metric", "test_loss", "--seeds", "1", "--rounds", "2", "--jobs", "1",
+            "--out", out, *options]  # fmt: skip
+
+
 def sweep(out, *options):
-    return execute(["sweep", *QUICK, "--metric", "test_loss", "--seeds", "1", "--rounds", "2", "--workers", "1",
-                    "--out", out, *options])  # fmt: skip
+    return execute(swept(out, *options))
 
 
 # Code
@@ -75,7 +79,7 @@ def test_what_a_directory_names_does_not_run(tmp_path, capsys, kind):
     else:
         assert sweep("d", "--algorithm", "fedavg", "--grid", "algorithm.eta=0.01") == 0
         poisoned(tmp_path / "d" / "runs" / "eta0.01-seed0" / "config.toml", place)
-        again = [["sweep", "--resume", "d"]]
+        again = [swept("d", "--algorithm", "fedavg", "--grid", "algorithm.eta=0.01")]
     capsys.readouterr()
     for command in again:
         assert execute(command) == 2
@@ -88,20 +92,18 @@ def test_what_a_directory_names_does_not_run(tmp_path, capsys, kind):
 
 def test_what_a_sweep_names_does_not_run(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(MINE)
-    for number, key in enumerate(("name = ", "algorithm.name=")):
-        out = f"s{number}"
-        assert sweep(out, "--algorithm", "fedavg", "--grid", "algorithm.eta=0.01") == 0
-        file = tmp_path / out / "sweep.toml"
-        text = file.read_text()
-        if key == "name = ":
-            text = text.replace('name = "fedavg"', f'name = "{tmp_path}/mine.py:Mine"')
-        else:
-            grid = f'"algorithm.name={tmp_path}/mine.py:Mine", "algorithm.eta=0.01"'
-            text = text.replace('"algorithm.eta=0.01"', grid).replace('name = "fedavg"\n', "")
-        file.write_text(text)
+    for number, (grid, there, forged, refusal) in enumerate((
+        ("algorithm.eta=0.01", 'name = "fedavg"', f'name = "{tmp_path}/mine.py:Mine"', "algorithm.name is "),
+        ("algorithm.name=fedavg", "name=fedavg", f"name=fedavg,{tmp_path}/mine.py:Mine", "runs only if you trust it"),
+    )):  # fmt: skip
+        named = ["--algorithm", "fedavg"] if "eta" in grid else []
+        assert sweep(f"s{number}", *named, "--grid", grid) == 0
+        file = tmp_path / f"s{number}" / "sweep.toml"
+        assert there in file.read_text()
+        file.write_text(file.read_text().replace(there, forged))
         capsys.readouterr()
-        assert execute(["sweep", "--resume", out]) == 2
-        assert "runs only if you trust it" in capsys.readouterr().err
+        assert sweep(f"s{number}", *named, "--grid", grid) == 2
+        assert refusal in capsys.readouterr().err
         assert not (tmp_path / "executed").exists()
 
 

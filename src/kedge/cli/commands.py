@@ -21,12 +21,11 @@ Grid = Annotated[
         rich_help_panel=SWEEP,
     ),
 ]
-Seeds = Annotated[int | None, typer.Option(help="Seeds per point, from --seed on. Default: 3.", rich_help_panel=SWEEP)]
+Seeds = Annotated[int, typer.Option(help="Seeds per point, from --seed on.", rich_help_panel=SWEEP)]
 Metric = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help="What decides, at the end of the runs: test_accuracy (more is better) or test_loss (less is better). "
-        "Default: test_accuracy.",
+        help="What decides, at the end of the runs: test_accuracy (more is better) or test_loss (less is better).",
         rich_help_panel=SWEEP,
     ),
 ]
@@ -34,109 +33,66 @@ Halving = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Successive halving: all points begin with few rounds; after each rung the best 1/N go on with N times "
+        help="Successive halving: all points begin with few rounds; after each rung the best 1/N continue with N times "
         "the rounds, up to --rounds, and the others stop.",
         rich_help_panel=SWEEP,
     ),
 ]
 Search = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help="grid: every combination. optuna: what it proposes, after pip install 'kedge\\[optuna]'. Default: grid.",
+        help="grid: every combination. optuna: what it proposes, after pip install 'kedge\\[optuna]'.",
         rich_help_panel=SWEEP,
     ),
 ]
 Trials = Annotated[int | None, typer.Option(help="Points that optuna tries. Default: 50.", rich_help_panel=SWEEP)]
-Resume = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Go on with the sweep in this directory.", rich_help_panel=SWEEP)
-]
+PROCESSES = ("run.workers", "run.threads", "run.stall_timeout")
+"""How one run is spread over processes and threads; where there are many runs, each has one of either."""
 
 
+@options.takes("algorithm", "data", "model", "run")
 def run(
+    given: options.Given,
     config: options.ConfigFile = None,
-    algorithm: options.Algorithm = None,
-    eta: options.Eta = None,
-    beta: options.Beta = None,
-    gamma: options.Gamma = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    rounds: options.Rounds = None,
-    cohort: options.Cohort = None,
-    local_steps: options.LocalSteps = None,
-    batch_size: options.BatchSize = None,
-    weight_decay: options.WeightDecay = None,
-    seed: options.Seed = None,
-    eval_every: options.EvalEvery = None,
-    device: options.Device = None,
-    engine: options.Engine = None,
-    workers: options.Workers = None,
-    stall_timeout: options.StallTimeout = None,
-    threads: options.Threads = None,
-    state_memory: options.StateMemory = None,
-    checkpoint_every: options.CheckpointEvery = None,
     set_: options.Set = None,
     out: options.Out = None,
     trust: consent.Trust = False,
 ) -> None:
     """Run one algorithm on one federation.
 
-    Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients of very unequal labels, 4 of them a round.
+    Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients of very unequal labels, 4 of them per round.
     """
-    given = dict(locals())
     from kedge.cli.run import run
 
     run(config, set_, out, given, trust=trust)
 
 
+@options.takes("run.device", *PROCESSES, defaults=False)
 def resume(
+    given: options.Given,
     directory: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
     rounds: Annotated[int | None, typer.Option(help="Play so many rounds in all.", show_default=False)] = None,
-    device: options.Device = None,
-    workers: options.Workers = None,
-    stall_timeout: options.StallTimeout = None,
-    threads: options.Threads = None,
     trust: consent.Trust = False,
 ) -> None:
-    """Go on with a run that was interrupted: the result is that of an uninterrupted one, to the bit.
+    """Resume a run that was interrupted: the result is that of an uninterrupted one, to the bit.
 
-    Of a run that is finished, print the result; --rounds goes on with it.
+    Of a run that is finished, print the result; --rounds continues it.
     """
     from kedge.cli.resume import resume
 
-    resume(directory, rounds, device, workers, stall_timeout, threads, trust=trust)
+    resume(directory, rounds, given, trust=trust)
 
 
+@options.takes("algorithm", "data", "model", "run", without=["algorithm.name", *PROCESSES])
 def compare(
+    given: options.Given,
     config: options.ConfigFile = None,
     algorithms: Annotated[str, typer.Option(help="Ids with commas between, or 'all'.")] = COMPARED,
     seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 3,
     target: Annotated[
         float | None, typer.Option(help="Accuracy to count rounds and bytes to. [95 % of the best]", show_default=False)
     ] = None,
-    eta: options.Eta = None,
-    beta: options.Beta = None,
-    gamma: options.Gamma = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    rounds: options.Rounds = None,
-    cohort: options.Cohort = None,
-    local_steps: options.LocalSteps = None,
-    batch_size: options.BatchSize = None,
-    weight_decay: options.WeightDecay = None,
-    seed: options.Seed = None,
-    eval_every: options.EvalEvery = None,
-    device: options.Device = None,
-    engine: options.Engine = None,
     jobs: options.Jobs = None,
-    state_memory: options.StateMemory = None,
     set_: options.Set = None,
     out: options.Out = None,
 ) -> None:
@@ -145,58 +101,36 @@ def compare(
     Each algorithm has its own eta and beta, found by a grid on the default problem (experiments/digits_grid.py): for
     another problem set yours, with --eta and --beta for all or --set scaffold-m.eta=0.2 for one.
     """
-    given = dict(locals())
     from kedge.cli.compare import compare
 
     compare(options.configuration(config, set_, given), algorithms, seeds, target, jobs, out)
 
 
+@options.takes("algorithm", "data", "model", "run", without=PROCESSES)
 def sweep(
+    given: options.Given,
     config: options.ConfigFile = None,
     grid: Grid = None,
-    seeds: Seeds = None,
-    metric: Metric = None,
+    seeds: Seeds = 3,
+    metric: Metric = "test_accuracy",
     halving: Halving = None,
-    search: Search = None,
+    search: Search = "grid",
     trials: Trials = None,
-    resume: Resume = None,
-    algorithm: options.Algorithm = None,
-    eta: options.Eta = None,
-    beta: options.Beta = None,
-    gamma: options.Gamma = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    rounds: options.Rounds = None,
-    cohort: options.Cohort = None,
-    local_steps: options.LocalSteps = None,
-    batch_size: options.BatchSize = None,
-    weight_decay: options.WeightDecay = None,
-    seed: options.Seed = None,
-    eval_every: options.EvalEvery = None,
-    device: options.Device = None,
-    engine: options.Engine = None,
-    state_memory: options.StateMemory = None,
-    checkpoint_every: options.CheckpointEvery = None,
     jobs: options.Jobs = None,
     set_: options.Set = None,
     out: Annotated[
-        Path | None, typer.Option(help="The directory: a new one, or one to go on with.", show_default=False)
+        Path | None, typer.Option(help="The directory: a new one, or that of a sweep to resume.", show_default=False)
     ] = None,
     trust: consent.Trust = False,
 ) -> None:
     """Try many settings, several runs at once, and say which is best.
 
-    Every run is a directory of its own, DIR/runs/POINT-seedK. The same command again goes on where it stopped: what
-    is finished is not done twice, what is not goes on from its checkpoint. More values or seeds extend the sweep.
+    Every run is a directory of its own, DIR/runs/POINT-seedK. The same command again resumes where it stopped: what
+    is finished is not done twice, what is not continues from its checkpoint. More values or seeds extend the sweep.
     """
-    given = dict(locals())
-    from kedge.cli.sweep import sweep
+    from kedge.cli.sweep import Asked, sweep
 
-    sweep(config, set_, out, resume, jobs, given, trust=trust)
+    sweep(config, set_, out, jobs, given, Asked(grid or [], seeds, metric, halving, search, trials), trust=trust)
 
 
 def algorithms(
@@ -214,27 +148,24 @@ def algorithms(
     algorithms(detail)
 
 
+@options.takes("data", "run.seed", without=["data.dim", "data.heterogeneity", "data.sigma"])
 def partition(
+    given: options.Given,
     config: options.ConfigFile = None,
-    dataset: options.Dataset = None,
-    data_dir: options.DataDir = None,
-    clients: options.Clients = None,
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    seed: options.Seed = None,
     set_: options.Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Draw clients x labels into this file, as PNG and SVG.", show_default=False)
     ] = None,
 ) -> None:
     """Show how a data set is divided: sizes, label entropy, and how far apart the clients are."""
-    given = dict(locals())
     from kedge.cli.partition import partition as show
 
     show(options.checked(config, set_, given), out)
 
 
+@options.takes("run.device", "data.data_dir")
 def reproduce(
+    given: options.Given,
     name: Annotated[
         str | None, typer.Argument(metavar="[FIGURE]", help="A figure, or 'all'.", show_default=False)
     ] = None,
@@ -243,14 +174,12 @@ def reproduce(
     ] = "smoke",
     out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = Path("experiments/results"),
     jobs: options.Jobs = None,
-    device: options.Device = None,
-    data_dir: options.DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the figures and what they cost.")] = False,
 ) -> None:
     """Repeat an experiment of the paper: search the grids, run the seeds, draw the figure, judge the claims.
 
-    Interrupted, the same command goes on where it stopped.
+    Interrupted, the same command resumes where it stopped.
     """
     from kedge.cli.reproduce import reproduce
 
-    reproduce(name, scale, out, jobs, device, data_dir, list_=list_)
+    reproduce(name, scale, out, jobs, given.get("run.device"), given.get("data.data_dir"), list_=list_)

@@ -99,7 +99,7 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
 def _participating(chosen: dict[str, Config]) -> dict[str, Config]:
     """Leave out, with a note, what is not defined for a cohort smaller than the federation."""
     run, data = next(iter(chosen.values())).run, next(iter(chosen.values())).data
-    if run.cohort == "all" or run.cohort == data.clients:
+    if run.cohort in (None, data.clients):
         return chosen
     left_out = [name for name, config in chosen.items() if algorithm_class(config.algorithm.name).full_participation]
     if left_out:
@@ -169,7 +169,8 @@ def _report(records: list[Record], target: float | None, path: Path, config: Con
 
 def _title(config: Config) -> str:
     data, run = config.data, config.run
-    return f"{data.dataset}: {data.clients} clients, {run.cohort} a round, {division(config)}, K = {run.local_steps}"
+    cohort = run.cohort or "all"
+    return f"{data.dataset}: {data.clients} clients, {cohort} a round, {division(config)}, K = {run.local_steps}"
 
 
 def _table(summaries: list[Summary], target: float | None, title: str) -> Table:

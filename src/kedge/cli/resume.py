@@ -13,26 +13,14 @@ from kedge.runs.directory import RunDirectory
 from kedge.runs.reader import CONFIG, MODEL, read_config, read_summary
 
 
-def resume(
-    directory: Path,
-    rounds: int | None,
-    device: str | None,
-    workers: int | None,
-    stall_timeout: float | None,
-    threads: int | None,
-    *,
-    trust: bool,
-) -> None:
+def resume(directory: Path, rounds: int | None, given: options.Given, *, trust: bool) -> None:
     """Resume a run."""
     sections = read_config(directory)
     if sections is None:
         raise UsageError(f"{directory} has no {CONFIG}, so it is not the directory of a `kedge run`")
     sections = consent.settle(sections, directory / CONFIG, named=[], trust=trust)
     raw = merged(sections, [("run.rounds", rounds)] if rounds is not None else [])
-    here = {
-        "run.device": device, "run.workers": workers, "run.stall_timeout": stall_timeout, "run.threads": threads,
-    }  # fmt: skip
-    there, settings = check(raw), check(merged(raw, [(key, value) for key, value in here.items() if value is not None]))
+    there, settings = check(raw), check(merged(raw, given.items()))
     run_directory = RunDirectory(directory, resolved(there), resume=True)
     name = options.short_name(there.algorithm.name)
     summary = read_summary(directory)

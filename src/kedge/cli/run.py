@@ -25,7 +25,7 @@ RUNS = Path("runs")
 
 
 def run(
-    config: Path | None, settings_: list[str] | None, out: Path | None, given: Mapping[str, Any], *, trust: bool
+    config: Path | None, settings_: list[str] | None, out: Path | None, given: options.Given, *, trust: bool
 ) -> None:
     """Run one algorithm on one federation."""
     raw = options.configuration(config, settings_, given)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -17,63 +17,61 @@ from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory
 from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
-from kedge.runs.sweep import FILE, METRICS, Plan, Sweep, absolute, absolute_axes, joined, read_plan
+from kedge.runs.sweep import FILE, METRICS, Sweep, SweepPlan, absolute, absolute_axes, joined, read_plan
 
 DEFAULT_TRIALS = 50
+
+
+class Asked(NamedTuple):
+    """What a command line asks for besides a configuration."""
+
+    grid: list[str]
+    seeds: int
+    metric: str
+    halving: int | None
+    search: str
+    trials: int | None
 
 
 def sweep(
     config: Path | None,
     settings_: list[str] | None,
     out: Path | None,
-    resume: Path | None,
     jobs: int | None,
-    options_: Mapping[str, Any],
+    given: options.Given,
+    asked: Asked,
     *,
     trust: bool,
 ) -> None:
     """Try the points of a grid."""
-    left_out = ("config", "set_", "out", "resume", "jobs", "trust")
-    given = {name: value for name, value in options_.items() if name not in left_out and value is not None}
-    also = given | {name: value for name, value in options_.items() if name in left_out[:3] and value is not None}
-    if resume is not None and also:
-        raise UsageError(f"--resume goes on with a sweep as it is, but {min(also).rstrip('_')} is given too")
-    asked = None if resume is not None else _asked(config, settings_, given, trust=trust)
     if jobs is not None:
         whole("jobs", jobs, 1)
-    path = resume or out or make_new_directory(RUNS, "sweep")
+    plan = _plan(config, settings_, given, asked, trust=trust)
+    path = out or make_new_directory(RUNS, "sweep")
     check_place(path)
-    if resume is not None:
-        read_plan(path)  # before a lock would make a directory
-
-    with claimed(path, new=resume is None and out is None):
-        plan = _joined(path, asked, trust=trust)
-        _play(plan, path, jobs)
+    with claimed(path, new=out is None):
+        _play(_joined(path, plan, trust=trust), path, jobs)
 
 
-def _asked(config: Path | None, set_: list[str] | None, given: Mapping[str, Any], *, trust: bool) -> Plan:
+def _plan(config: Path | None, set_: list[str] | None, given: options.Given, asked: Asked, *, trust: bool) -> SweepPlan:
     """Return the sweep that the command line describes; what it names may run."""
-    grid, seeds, metric, halving = (given.get(name) for name in ("grid", "seeds", "metric", "halving"))
-    axes = absolute_axes(parse_grid(grid or []))
-    for name, key in options.KEYS.items():
-        if name in given and key in axes:
-            raise UsageError(f"{key} is given twice: --grid tries its values, and --{name.replace('_', '-')} sets it")
+    axes = absolute_axes(parse_grid(asked.grid))
+    for key in given:
+        if key in axes:
+            option = options.option_name(key).replace("_", "-")
+            raise UsageError(f"{key} is given twice: --grid tries its values, and --{option} sets it")
     named = [options.configuration(None, set_, given).get("algorithm", {}).get("name"), *_names(axes)]
     base = absolute(consent.settle(options.configuration(config, set_, given), config, named=named, trust=trust))
-    tried = _trials(given.get("search"), given.get("trials"))
-    return Plan(base, axes, 3 if seeds is None else seeds, metric or "test_accuracy", halving, tried)
+    return SweepPlan(base, axes, asked.seeds, asked.metric, asked.halving, _trials(asked.search, asked.trials))
 
 
-def _joined(path: Path, asked: Plan | None, *, trust: bool) -> Plan:
+def _joined(path: Path, plan: SweepPlan, *, trust: bool) -> SweepPlan:
     """Return the sweep to run: as asked, with what the directory already has; its code needs consent."""
     if not os.path.lexists(path / FILE):
-        if asked is None:
-            return read_plan(path)
         if any(path.iterdir()):
             raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")
-        return asked
-    there = read_plan(path)
-    plan = there if asked is None else joined(there, asked)
+        return plan
+    plan = joined(read_plan(path), plan)
     method = plan.base.get("algorithm", {})
     consent.allow([], [method.get("name"), *_names(plan.axes)], path / FILE, trust=trust)
     return plan
@@ -84,15 +82,15 @@ def _names(axes: Mapping[str, Axis]) -> list[Any]:
     return list(axis.values) if isinstance(axis, Choices) else []
 
 
-def _trials(search: str | None, trials: int | None) -> int | None:
-    if search not in (None, "grid", "optuna"):
+def _trials(search: str, trials: int | None) -> int | None:
+    if search not in ("grid", "optuna"):
         raise UsageError(f"search is {search!r}, but must be grid or optuna")
     if search != "optuna" and trials is not None:
         raise UsageError("trials is given, but only --search optuna has trials")
     return (DEFAULT_TRIALS if trials is None else trials) if search == "optuna" else None
 
 
-def _play(plan: Plan, path: Path, jobs: int | None) -> None:
+def _play(plan: SweepPlan, path: Path, jobs: int | None) -> None:
     with stopping() as stop:
         going = Sweep(plan, path, jobs, stop=stop)
         with View(going):
@@ -104,7 +102,7 @@ def _play(plan: Plan, path: Path, jobs: int | None) -> None:
     for name, error in failures.items():
         errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
     if not complete and stop.signal is not None:
-        raise StoppedError(f"stopped; `kedge sweep --resume {path}` goes on", stop.signal)
+        raise StoppedError(f"stopped; the same command with --out {path} resumes it", stop.signal)
     if failures:
         raise typer.Exit(1)
 

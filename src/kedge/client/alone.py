@@ -10,7 +10,8 @@ from kedge.checks import tensor
 from kedge.client.flat import FlatModule
 from kedge.client.steps import Autograd, ClientSteps, Loss
 from kedge.client.trial import try_model
-from kedge.round import AnyAlgorithm, Form, Member, Question, Reply, Rules, Settings, answer
+from kedge.round import AnyAlgorithm, Form, Member, Question, Reply, Rules, answer
+from kedge.settings import Settings
 
 
 class Client:

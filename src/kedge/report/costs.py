@@ -13,8 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kedge.algorithm import Algorithm, limits
+from kedge.algorithm import Algorithm
 from kedge.algorithms import ALGORITHMS, find_algorithm
+from kedge.checks import limits
 from kedge.costs import Cost, ExchangeCost, Size, cost
 from kedge.errors import UsageError
 

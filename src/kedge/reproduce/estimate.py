@@ -76,7 +76,7 @@ def run_seconds(config: Config) -> float:
     train, test = _facts(data.dataset)
     per_sample, speed = _work(model_name(config), data.dataset, tuple(config.model.widths or ()), config.model.width)
     batch = run.batch_size if isinstance(run.batch_size, int) else train // data.clients
-    cohort = data.clients if run.cohort == "all" else run.cohort
+    cohort = run.cohort or data.clients
     costs = _cost(algorithm_of(config), run.local_steps)
     full = math.ceil(train / data.clients / batch)  # minibatches of a pass
     gradients = sum(

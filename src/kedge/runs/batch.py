@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from kedge.checks import whole
 from kedge.errors import RunWarning, UsageError
@@ -27,21 +26,19 @@ from kedge.runs.config import (
     problem_of,
     resolved,
     run_config,
-    settings_of,
 )
 from kedge.runs.directory import RunDirectory, to_toml
 from kedge.runs.live import StopWhen, Watch
 from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
 from kedge.runs.reader import FINGERPRINT, MODEL, Row, read_config, read_fingerprint, read_rows, read_summary
+from kedge.runs.settings import SETTINGS
 from kedge.runs.simulate import DivergedError
+from kedge.settings import Settings
 from kedge.simulator import Simulation
 from kedge.simulator.checkpoint import refuse_difference
 from kedge.simulator.fingerprint import data_fingerprint
 
-FREE = frozenset({
-    ("run", "rounds"), ("run", "device"), ("run", "engine"), ("run", "workers"), ("run", "threads"),
-    ("run", "stall_timeout"), ("run", "state_memory"), ("run", "checkpoint_every"), ("data", "data_dir"),
-})  # fmt: skip
+FREE = frozenset(key for key, each in SETTINGS.items() if each.free)
 """In what a job may differ from the run in its directory: how far it goes, where its data are, how it is computed."""
 
 OFTEN = 0.1
@@ -171,7 +168,7 @@ def read_outcome(path: Path, config: Config) -> Outcome | None:
 def rehearse(config: Config) -> None:
     """Load the data and prepare the first round, and play nothing: what is wrong is said before anything runs."""
     run, problem = config.run, _problem(_Wanted(_key(config), config))
-    method, settings, loss = algorithm_of(config), settings_of(config), problem.loss
+    method, settings, loss = algorithm_of(config), run.part(Settings), problem.loss
     Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1).close()
 
 
@@ -184,18 +181,13 @@ def _check_same(path: Path, config: Config) -> None:
     for section in dict.fromkeys([*here, *there]):
         before, now = there.get(section, {}), here.get(section, {})
         for key in dict.fromkeys([*before, *now]):
-            theirs, ours = before.get(key, _default(section, key)), now.get(key)
-            if (section, key) in FREE or ours == theirs:
+            declared = SETTINGS.get(f"{section}.{key}")  # an older version may not have written it
+            theirs, ours = before.get(key, declared.start if declared else None), now.get(key)
+            if f"{section}.{key}" in FREE or ours == theirs:
                 continue
             if (section, key) == ("algorithm", "sha256") and before.get("name") == now.get("name"):
                 raise UsageError(f"{path} is of another run: {now['name']} has changed since")
             raise UsageError(f"{path} is of another run: {section}.{key} is {theirs!r} there, but {ours!r} here")
-
-
-def _default(section: str, key: str) -> Any:
-    """Return what a setting is that an older version did not write."""
-    kind: Any = Config.model_fields[section].annotation if section in Config.model_fields else Config
-    return kind.model_fields[key].default if key in kind.model_fields else None
 
 
 def _check_data(finished: Mapping[Path, Config]) -> None:

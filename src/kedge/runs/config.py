@@ -8,23 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms import algorithm_class
-from kedge.checks import byte_size, real, whole
 from kedge.client import Loss
 from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import Place
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
 from kedge.problem.partition import WITH_ALPHA
 from kedge.runs.joining import own_device
-from kedge.runs.schedule import Interval
 from kedge.runs.settings import Config as Config
+from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
-from kedge.simulator import Settings
 from kedge.simulator.simulation import usable_device
 
 DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples"})
@@ -32,9 +29,6 @@ DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "ho
 
 TEST_SAMPLES = 10_000
 """How many make a test set large."""
-
-PROCESSES = 1024
-"""The most processes, and the most threads of one."""
 
 EVALUATION_SHARE = 0.04
 """Of the time, what evaluations may take by default."""
@@ -103,27 +97,11 @@ def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[
 def check(raw: Mapping[str, Any]) -> Config:
     """Check a configuration; one sentence says the first thing that is wrong."""
     check_values(raw)
-    try:
-        config = Config.model_validate(raw)
-    except ValidationError as error:
-        raise _sentence(error) from None
+    config = Config.read(raw)
     if config.data.dataset not in DATASETS:
         raise unknown("data set", config.data.dataset, DATASETS)
-    check_values(config.model_dump())
     algorithm_of(config)
-    settings_of(config)
-    for name, least in (("clients", 1), ("shards_per_client", 1), ("dim", 1)):
-        whole(name, getattr(config.data, name), least)
-    whole("rounds", config.run.rounds, 1)
-    for name, given in (("workers", config.run.workers), ("threads", config.run.threads)):
-        if given is not None:
-            whole(name, given, 1, PROCESSES)
-    if config.run.eval_every is not None:
-        whole("eval_every", config.run.eval_every, 1)
-    real("stall_timeout", config.run.stall_timeout, positive=True)
     usable_device(config.run.device)
-    byte_size("state_memory", config.run.state_memory)
-    Interval.of(config.run.checkpoint_every)
     _check_relevance(config)
     return config
 
@@ -145,18 +123,6 @@ def _read_by(dataset: str) -> frozenset[str]:
     """Return the keys of the section data that mean something to this data set."""
     entry = DATASETS[dataset]
     return frozenset({"dataset", "clients"}) | entry.options | (DIVISION if entry.make is None else frozenset())
-
-
-def _sentence(error: ValidationError) -> UsageError:
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    if first["type"] == "extra_forbidden":
-        owner: Any = Config.model_fields[place[0]].annotation if len(place) > 1 else Config
-        return unknown(f"key of {place[0]}" if len(place) > 1 else "section", place[-1], owner.model_fields)
-    key = ".".join(place[:2])
-    if first["type"] in ("model_type", "model_attributes_type"):
-        return UsageError(f"{key} is {shown(first['input'])}, but must be a section")
-    return UsageError(f"{key} is {shown(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 
 def algorithm_of(config: Config) -> Algorithm[Any, Any]:
@@ -186,25 +152,9 @@ def _check_source(name: str, recorded: str | None) -> None:
         )
 
 
-def settings_of(config: Config) -> Settings:
-    """Return how the federation is run, checked."""
-    run = config.run
-    return Settings(
-        cohort=None if run.cohort == "all" else run.cohort,
-        local_steps=run.local_steps,
-        local_epochs=run.local_epochs,
-        batch_size=None if run.batch_size == "full" else run.batch_size,
-        weight_decay=run.weight_decay,
-        weights=run.weights,
-        lost_replies=run.lost_replies,
-        seed=run.seed,
-        shards=run.shards,
-    )
-
-
 def resolved(config: Config) -> dict[str, dict[str, Any]]:
     """Return every setting, with the defaults that depend on others filled in."""
-    sections = config.model_dump()
+    sections = {name: getattr(config, name).written() for name in Config.sections}
     sections["algorithm"] = {"name": config.algorithm.name, **dataclasses.asdict(algorithm_of(config))}
     sections["run"]["eval_every"] = eval_every(config)
     sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
@@ -231,8 +181,7 @@ def eval_every(config: Config) -> int:
     run = config.run
     if run.eval_every is not None:
         return run.eval_every
-    cohort = config.data.clients if run.cohort == "all" else run.cohort
-    batch = TEST_SAMPLES if run.batch_size == "full" else run.batch_size
+    cohort, batch = run.cohort or config.data.clients, run.batch_size or TEST_SAMPLES
     large = (DATASETS[config.data.dataset].test or 0) >= TEST_SAMPLES and config.data.test_samples is None
     dear = math.ceil(TEST_SAMPLES / (EVALUATION_SHARE * 2 * cohort * run.local_steps * batch)) if large else 1
     return max(1, run.rounds // 50, min(dear, run.rounds // 10))
@@ -306,22 +255,8 @@ def run_config(
 ) -> Result:
     """Run a configuration."""
     problem = problem or problem_of(config)
-    run = config.run
+    here = {"eval_every": eval_every(config), "device": own_device(config.run.device)}
     return simulate(
-        problem.model,
-        problem.federation,
-        algorithm_of(config),
-        rounds=run.rounds,
-        **dataclasses.asdict(settings_of(config)),
-        loss=problem.loss,
-        eval_every=eval_every(config),
-        device=own_device(run.device),
-        out=out,
-        eval_clients=run.eval_clients,
-        engine=run.engine,
-        threads=run.threads,
-        state_memory=run.state_memory,
-        checkpoint_every=run.checkpoint_every,
-        resume=resume,
-        callbacks=callbacks,
-    )
+        problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
+        callbacks=callbacks, **config.run.part(SimulationSettings).model_dump() | here,
+    )  # fmt: skip

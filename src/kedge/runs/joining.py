@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from kedge.errors import UsageError
-from kedge.runs.settings import STALL_TIMEOUT
+from kedge.runs.settings import RunSettings
 from kedge.runs.stalls import Silence
 from kedge.simulator.transport import SocketTransport, connected
 
@@ -89,7 +89,7 @@ def _unsaid(text: str) -> None:
 
 
 @contextmanager
-def joined(stall_timeout: float = STALL_TIMEOUT, say: Callable[[str], None] = _unsaid) -> Iterator[None]:
+def joined(stall_timeout: float = RunSettings().stall_timeout, say: Callable[[str], None] = _unsaid) -> Iterator[None]:
     """Join the processes that a launcher has started with this one; alone, do nothing."""
     here = place()
     if here is None or here.world == 1:

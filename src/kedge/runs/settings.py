@@ -1,85 +1,157 @@
-"""The settings of a run as they are declared: four sections of a TOML file. Importing them loads no torch."""
+"""The settings of a run: four sections of a TOML file. Importing them loads no torch.
 
-from typing import Literal
+Names that tables elsewhere hold are repeated here, and a test compares them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-STATE_MEMORY = "4GB"
-"""The clients' state to keep in memory, unless told otherwise."""
+from kedge.checks import byte_size
+from kedge.errors import UsageError, shown, unknown
+from kedge.runs.schedule import Interval
+from kedge.settings import Section, Setting, Settings, setting
+
+DATASETS = "digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, quadratics"
+MODELS = "logistic, mlp, lenet, resnet18"
+PARTITIONS = "iid, dirichlet, dirichlet-by-class, shards, quantity, by-user"
+ENGINES = "auto, fused-mlp, fused-cnn, module"
+
+PROCESSES = 1024
+"""The most processes, and the most threads of one."""
 
 
-STALL_TIMEOUT = 300.0
-"""Seconds after which a process that does not answer counts as lost, unless told otherwise."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
-
-
-class Data(_Section):
+class DataSettings(Section):
     """Whose data, and how it is divided."""
 
-    dataset: str = "digits"
-    data_dir: str | None = None
-    clients: int = 40
-    partition: str | None = None  # None: by-user for synthetic, else dirichlet
-    alpha: float = 0.1
-    shards_per_client: int = 2
-    holdout: float = 0.0  # share of the training samples to evaluate on, instead of the test set
-    test_samples: int | None = None  # to evaluate on; None: all
-    dim: int = 20  # of quadratics
-    heterogeneity: str = "mild"  # of quadratics
-    sigma: float = 0.0  # of quadratics
+    panel = "Data"
+
+    dataset: str = setting("digits", f"{DATASETS}.")
+    data_dir: str | None = setting(
+        None, "Where the files are.", default_text="$KEDGE_DATA or ~/.cache/kedge", free=True
+    )
+    clients: int = setting(40, "N, the clients.", at_least=1)
+    partition: str | None = setting(None, f"{PARTITIONS}.", default_text="dirichlet; by-user for synthetic")
+    alpha: float = setting(0.1, "Concentration: small is severe heterogeneity.", above=0)
+    shards_per_client: int = setting(2, "Of the partition shards.", at_least=1)
+    holdout: float = setting(
+        0.0, "The share of the training samples to evaluate on, instead of the test set.", at_least=0, below=1
+    )
+    test_samples: int | None = setting(None, "Samples to evaluate on.", at_least=1, default_text="all")
+    dim: int = setting(20, "Of quadratics: the number of parameters.", at_least=1)
+    heterogeneity: str = setting("mild", "Of quadratics: how the clients differ: mild, shared or large.")
+    sigma: float = setting(0.0, "Of quadratics: the noise of a sample's gradient.", at_least=0)
 
 
-class Model(_Section):
-    """What is trained. An option that a model does not know is refused."""
+class ModelSettings(Section):
+    """What is trained. A setting that a model does not know is refused."""
 
-    name: str | None = None
-    widths: list[int] | None = None
-    dropout: float | None = None
-    norm: str | None = None
-    width: int | None = None
+    panel = "Model"
+
+    name: str | None = setting(None, f"{MODELS}.", option="model", default_text="mlp; logistic for synthetic")
+    widths: list[int] | None = setting(None, "Of mlp: the units of each hidden layer.", default_text="the model's")
+    dropout: float | None = setting(
+        None, "Of mlp: the share of units to drop.", at_least=0, below=1, default_text="the model's"
+    )
+    norm: Literal["group", "batch"] | None = setting(
+        None, "Of resnet18: GroupNorm or BatchNorm.", default_text="the model's"
+    )
+    width: int | None = setting(
+        None, "Of resnet18: the channels of its first stage.", at_least=1, at_most=64, default_text="the model's"
+    )
 
 
-class Method(_Section):
-    """The algorithm; its hyper-parameters are checked by the algorithm itself."""
+class AlgorithmSettings(Section):
+    """The algorithm; its other hyper-parameters are declared, and all of them checked, by the algorithm itself."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = "scaffold-m"
-    eta: float = 0.1
-    sha256: str | None = None  # of the source, where the name is file.py:Class
+    panel = "Algorithm"
+
+    name: str = setting("scaffold-m", "An id of `kedge algorithms`, or file.py:Class.", option="algorithm")
+    eta: float = setting(0.1, "Local learning rate.", default_text="0.1; in compare each has its own")
+    sha256: str | None = setting(None, "Of the source, where the name is file.py:Class.", option="")
 
 
-class Run(_Section):
-    """How it is run."""
+class SimulationSettings(Settings):
+    """What `kedge.simulate` takes, besides the problem and the algorithm."""
 
-    rounds: int = 100
-    cohort: int | Literal["all"] = 4
-    local_steps: int = 16
-    local_epochs: float | None = None
-    batch_size: int | Literal["full"] = 16
-    weight_decay: float = 0.0
-    weights: Literal["uniform", "size"] = "uniform"
-    lost_replies: float = 0.0
-    seed: int = 0
-    eval_every: int | None = None  # None: up to fifty times a run, by what it costs
-    eval_clients: bool = False
-    device: str = "cpu"
-    engine: str = "auto"
-    workers: int = 1  # processes
-    stall_timeout: float = STALL_TIMEOUT  # seconds until a process that does not answer counts as lost
-    threads: int | None = None  # clients at once in each process; None: one a core
-    shards: int = 16
-    state_memory: int | str = STATE_MEMORY  # of the clients' state; the rest goes to a file
-    checkpoint_every: int | str | None = None  # rounds; "30s": seconds; None: a fiftieth of the time
+    panel = "Run"
+
+    rounds: int = setting(100, "R, the rounds.", at_least=1, free=True)
+    eval_every: int | None = setting(
+        1, "Evaluate every so many rounds, and after the last one.",
+        at_least=1, configured=None, default_text="10 to 50 times a run, by cost",
+    )  # fmt: skip
+    eval_clients: bool = setting(False, "Evaluate on every client's own data too (mean and worst decile).")
+    device: str = setting("cpu", "Where torch computes.", free=True)
+    engine: str = setting(
+        "auto", f"{ENGINES}: fused-mlp is for stacks of linear layers, fused-cnn for those of "
+        "convolutions, pooling and linear layers, module for any model.", free=True,
+    )  # fmt: skip
+    threads: int | None = setting(
+        None, "Clients to run at once in a process. No result depends on it. A model of more than 4 million parameters "
+        "runs one client at a time on all of torch's threads instead.",
+        at_least=1, at_most=PROCESSES, default_text="one per core", free=True,
+    )  # fmt: skip
+    state_memory: int | str = setting(
+        "4GB", "Client state to keep in memory, in bytes or as in 500MB; the rest goes to a scratch file. No result "
+        "depends on it.", check=byte_size, free=True,
+    )  # fmt: skip
+    checkpoint_every: int | str | None = setting(
+        None, "Rounds between checkpoints, or '30s' for seconds; 0 is only at the end or when stopped, 'never' not "
+        "even then.", check=lambda _, value: Interval.of(value), default_text="at most 2 % of the time", free=True,
+    )  # fmt: skip
 
 
-class Config(_Section):
+class RunSettings(SimulationSettings):
+    """How a configuration is run."""
+
+    workers: int = setting(
+        1, "Processes, of which each has its share of the clients.", at_least=1, at_most=PROCESSES, free=True
+    )
+    stall_timeout: float = setting(
+        300.0, "Seconds until a process that does not answer counts as lost.", above=0, free=True
+    )
+
+
+class Config(BaseModel):
     """A whole run: `kedge run config.toml` repeats it."""
 
-    data: Data = Data()
-    model: Model = Model()
-    algorithm: Method = Method()
-    run: Run = Run()
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sections: ClassVar[Mapping[str, type[Section]]] = {
+        "data": DataSettings, "model": ModelSettings, "algorithm": AlgorithmSettings, "run": RunSettings,
+    }  # fmt: skip
+
+    data: DataSettings
+    model: ModelSettings
+    algorithm: AlgorithmSettings
+    run: RunSettings
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> "Config":
+        """Return what sections say; a sentence names the first wrong key and its rule."""
+        for name, values in raw.items():
+            if name not in cls.sections:
+                raise unknown("section", name, cls.sections)
+            if not isinstance(values, Mapping):
+                raise UsageError(f"{name} is {shown(values)}, but must be a section")
+        return cls(**{name: _read(name, kind, raw.get(name, {})) for name, kind in cls.sections.items()})
+
+
+def _read(name: str, kind: type[Section], values: Mapping[str, Any]) -> Any:
+    for key in values:
+        if key not in kind.declared and kind.model_config["extra"] == "forbid":
+            raise unknown(f"key of {name}", key, kind.declared)
+    try:
+        return kind.read(values)
+    except UsageError as error:
+        raise UsageError(f"{name}.{error}") from None
+
+
+SETTINGS: dict[str, Setting] = {
+    f"{section}.{name}": each for section, kind in Config.sections.items() for name, each in kind.declared.items()
+}
+"""All settings by their keys, as in run.rounds."""

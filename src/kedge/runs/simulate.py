@@ -16,14 +16,14 @@ from kedge.checks import byte_size, whole
 from kedge.client import Loss
 from kedge.errors import FailedRunError, UsageError
 from kedge.problem import Federation
-from kedge.round import Weights
 from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.live import Callbacks, LiveRun
 from kedge.runs.reader import Row
 from kedge.runs.recording import Recording
 from kedge.runs.schedule import Interval
-from kedge.runs.settings import STATE_MEMORY
-from kedge.simulator import Settings, Simulation
+from kedge.runs.settings import SimulationSettings
+from kedge.settings import Settings, documented
+from kedge.simulator import Simulation
 from kedge.simulator.evaluate import evaluate, evaluate_clients
 from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import current_processes
@@ -56,6 +56,7 @@ class DivergedError(FailedRunError):
         self.result = result
 
 
+@documented(SimulationSettings)
 def simulate(
     model: nn.Module,
     federation: Federation,
@@ -71,17 +72,9 @@ def simulate(
     device: str = "cpu",
     out: str | os.PathLike[str] | RunDirectory | None = None,
     *,
-    local_epochs: float | None = None,
-    weights: Weights = "uniform",
-    lost_replies: float = 0.0,
-    eval_clients: bool = False,
-    engine: str = "auto",
-    threads: int | None = None,
-    shards: int = 16,
-    state_memory: int | str = STATE_MEMORY,
-    checkpoint_every: int | str | None = None,
     resume: bool = False,
     callbacks: Sequence[object] = (),
+    **settings: Any,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
 
@@ -89,43 +82,18 @@ def simulate(
         model: any module; its parameters are x^0 and its dtype is the dtype of the run.
         federation: the clients' data and the test set.
         algorithm: for example ``kedge.ScaffoldM(eta=0.1)``.
-        rounds: R.
-        cohort: S, the clients of a round, drawn uniformly without replacement; None is all of them.
-        local_steps: K, the local steps of a client in a round.
-        batch_size: samples of a minibatch; None is the client's whole data, so that gradients are exact.
         loss: ``loss(output, y)``, a mean over the samples; cross-entropy if None.
-        weight_decay: λ; λx is added to the gradient wherever one is taken.
-        seed: of cohorts, minibatches, dropout masks and lost replies.
-        eval_every: evaluate every so many rounds, and after the last one.
-        device: where to compute.
         out: a new directory for metrics, checkpoints, model and summary.
-        local_epochs: instead of local_steps, passes over the client's own data: K_i then differ.
-        weights: of the clients in the objective, "uniform" or by "size" of their data.
-        lost_replies: the probability that a sampled client's reply is lost.
-        eval_clients: evaluate on every client's own data too (mean and worst decile).
-        engine: "auto", "module" (any model, by autograd), "fused-mlp" (stacks of linear layers) or "fused-cnn" (stacks
-            of convolutions, pooling and linear layers).
-        threads: how many clients to run at once; None is torch.get_num_threads(). The result does not depend on it.
-            A model of more than 4 million parameters runs one client at a time on all of torch's threads instead.
-        shards: the clients are divided into so many; replies are summed within each, then over them. The most processes
-            that a run can have; it changes the last bits of the result.
-        state_memory: how much of the clients' state to keep in memory, in bytes or as "500MB"; the rest goes to a
-            scratch file in ``out``, or without it where temporary files go. The result does not depend on it.
-        checkpoint_every: rounds between checkpoints in ``out``, or "30s" for seconds; 0 is only at the end or when
-            stopped, "never" not even then. None is as often as takes no more than a fiftieth of the time.
         resume: go on from the last checkpoint in ``out``, if there is one. The result is that of an uninterrupted run.
         callbacks: objects with some of the methods on_start, on_evaluate, on_round and on_end, which see the live run
             (`kedge.LiveRun`), may add columns to its rows, ask its clients, and stop it.
+        {settings}
     """
-    whole("rounds", rounds, 1)
-    whole("eval_every", eval_every, 1)
-    if threads is not None:
-        whole("threads", threads, 1)
-    settings = Settings(
-        cohort=cohort, local_steps=local_steps, local_epochs=local_epochs, batch_size=batch_size,
-        weight_decay=weight_decay, weights=weights, lost_replies=lost_replies, seed=seed, shards=shards,
+    chosen = SimulationSettings(
+        rounds=rounds, cohort=cohort, local_steps=local_steps, batch_size=batch_size, weight_decay=weight_decay,
+        seed=seed, eval_every=whole("eval_every", eval_every, 1), device=str(device), **settings,
     )  # fmt: skip
-    interval = Interval.of(checkpoint_every)
+    interval = Interval.of(chosen.checkpoint_every)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to go on from")
     if not current_processes().leads:
@@ -134,8 +102,9 @@ def simulate(
     # Taken before anything is computed, and until the end: nobody else can mean the same directory.
     with nullcontext() if directory is None else directory.opened():
         run = Simulation(
-            model, federation, algorithm, settings, loss or cross_entropy, device, engine, threads,
-            byte_size("state_memory", state_memory), None if directory is None else directory.path,
+            model, federation, algorithm, chosen.part(Settings), loss or cross_entropy,
+            chosen.device, chosen.engine, chosen.threads, byte_size("state_memory", chosen.state_memory),
+            None if directory is None else directory.path,
         )  # fmt: skip
 
         record = Recording(run, federation, directory, interval)
@@ -154,7 +123,9 @@ def simulate(
 
         def evaluated(before: Tensor) -> bool:
             """Evaluate, tell the callbacks and keep the row; return whether everything is finite."""
-            row = _measure(run, before, eval_clients) | {"seconds": record.seconds()} if run.processes.leads else {}
+            row: Row = {}
+            if run.processes.leads:
+                row = _measure(run, before, chosen.eval_clients) | {"seconds": record.seconds()}
             if not _finite(run, row):
                 return False
             told.tell("on_evaluate", live, row)

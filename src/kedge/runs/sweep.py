@@ -33,7 +33,7 @@ RUNS = 100_000
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep is."""
 
     base: Mapping[str, Any]
@@ -110,7 +110,7 @@ class _About(BaseModel):
     trials: int | None = None
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> SweepPlan:
     """Return what the sweep in a directory is."""
     file = path / FILE
     sections = read_toml(file)
@@ -125,10 +125,10 @@ def read_plan(path: Path) -> Plan:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, ["sweep", *first["loc"]]))[:60]
         raise UsageError(f"{file} cannot be read: {key}: {first['msg'].lower()}") from None
-    return Plan(sections, parse_grid(about.grid), about.seeds, about.metric, about.halving, about.trials)
+    return SweepPlan(sections, parse_grid(about.grid), about.seeds, about.metric, about.halving, about.trials)
 
 
-def write_plan(path: Path, plan: Plan) -> None:
+def write_plan(path: Path, plan: SweepPlan) -> None:
     """Write what the sweep in a directory is."""
     about = {
         "grid": [f"{key}={axis}" for key, axis in plan.axes.items()], "seeds": plan.seeds, "metric": plan.metric,
@@ -137,12 +137,12 @@ def write_plan(path: Path, plan: Plan) -> None:
     write_atomically(path / FILE, to_toml({"sweep": about} | dict(plan.base)).encode())
 
 
-def joined(there: Plan, here: Plan) -> Plan:
+def joined(there: SweepPlan, here: SweepPlan) -> SweepPlan:
     """Return the sweep that goes on with ``there``: it may have more values, seeds and trials, nothing else."""
     for section in dict.fromkeys([*there.base, *here.base]):
         before, now = there.base.get(section, {}), here.base.get(section, {})
         for key in dict.fromkeys([*before, *now]):
-            if (section, key) not in FREE - {("run", "rounds")} and before.get(key) != now.get(key):
+            if f"{section}.{key}" not in FREE - {"run.rounds"} and before.get(key) != now.get(key):
                 _refuse(f"{section}.{key}", before.get(key), now.get(key))
     for name in ("metric", "halving"):
         if getattr(there, name) != getattr(here, name):
@@ -156,7 +156,7 @@ def joined(there: Plan, here: Plan) -> Plan:
     if here.trials is not None and (axes != there.axes or seeds != there.seeds):
         raise UsageError("the search that is there has another grid or number of seeds; only trials can be added to it")
     trials = None if there.trials is None or here.trials is None else max(there.trials, here.trials)
-    return Plan(here.base, axes, seeds, here.metric, here.halving, trials)
+    return SweepPlan(here.base, axes, seeds, here.metric, here.halving, trials)
 
 
 def _refuse(name: str, there: Any, here: Any) -> None:
@@ -242,7 +242,7 @@ class Sweep:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SweepPlan,
         path: Path,
         processes: int | None = None,
         stop: Callable[[], bool] = lambda: False,

@@ -1,6 +1,6 @@
 """The simulator: a whole federation on one machine."""
 
-from kedge.round import Settings
+from kedge.settings import Settings
 from kedge.simulator.simulation import Answer, Simulation
 
 __all__ = ["Answer", "Settings", "Simulation"]

@@ -6,7 +6,6 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
         "algorithm file": getattr(sys.modules.get(type(run.algorithm).__module__), "__sha256__", None),
         "server state": ", ".join(type(run.moment.state)._fields),
         "client state": ", ".join(name for name in run.row_template if name != "clients"),
-        **{name.replace("_", " "): value for name, value in asdict(run.settings).items()},
+        **{name.replace("_", " "): value for name, value in run.settings.model_dump().items()},
         "loss": _said(run.loss),
         "loss code": code(run.loss),
         "dtype": str(run.flat.initial.dtype),

@@ -19,7 +19,8 @@ from kedge.client import FlatModule, Loss, try_model
 from kedge.errors import UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
-from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, Settings, nbytes
+from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
+from kedge.settings import Settings
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, make_engines
 from kedge.simulator.engines.module import ModuleEngine
@@ -305,6 +306,9 @@ def convolves(model: nn.Module, federation: Federation) -> bool:
 def usable_device(name: str) -> torch.device:
     """Return the device, or say why torch cannot use it."""
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise UsageError(f"device is {name!r}, but torch cannot use it: {str(error).splitlines()[0]}") from error
+    if device.type == "meta":
+        raise UsageError("device is 'meta', but it holds no numbers")
+    return device

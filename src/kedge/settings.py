@@ -1,0 +1,290 @@
+"""A setting is declared once, in one line: its type, default, range and meaning.
+
+    weight_decay: float = setting(0.0, "λ; λx is added to the gradient wherever one is taken.", at_least=0)
+
+What a configuration may hold, the options of the command line, what `kedge.simulate` takes and checks, and
+docs/settings.md derive from that line. Importing this loads no torch.
+"""
+
+import dataclasses
+import inspect
+import math
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kedge.checks import LARGEST, MOST, is_finite, limits, whole
+from kedge.errors import UsageError, shown, unknown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kedge.exchange import Effort
+
+STEPS = 1_000_000
+"""The most local steps."""
+
+SHARDS = 65_536
+"""The most shards: every round visits all of them."""
+
+KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list[int]: "list of whole numbers"}
+"""The types of settings, in words."""
+
+_SAME: Any = object()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as `setting` declares it."""
+
+    default: Any
+    """What it is in Python, unless told otherwise."""
+    meaning: str
+    """In it, {none} stands for None, or for the word that a configuration has for it."""
+    above: float = -math.inf
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    below: float = math.inf
+    check: Callable[[str, Any], object] | None = None
+    """Called with the name and the value where a range does not say what is allowed; it raises a `UsageError`."""
+    word: str | None = None
+    """What stands for None in a configuration and on the command line."""
+    configured: Any = _SAME
+    """The default there, if it is another one."""
+    default_text: str = ""
+    """The default in words, where None stands for something else."""
+    option: str | None = None
+    """The option of the command line, if it is not the setting's name; "" if there is none."""
+    free: bool = False
+    """Whether a run may be continued with another value: that changes no result, or only how far it goes."""
+    name: str = ""
+    annotation: Any = None
+    panel: str = ""
+    """Under what heading the help of the command line shows it. This, name and type are for the section to say."""
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types that it may have, but for None."""
+        union = get_origin(self.annotation) in (types.UnionType, Union)
+        kinds = get_args(self.annotation) if union else (self.annotation,)
+        return tuple(kind for kind in kinds if kind is not type(None))
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may be None."""
+        return type(None) in get_args(self.annotation)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What it may be, if that can be listed."""
+        return get_args(self.kinds[0]) if get_origin(self.kinds[0]) is Literal else ()
+
+    @property
+    def start(self) -> Any:
+        """The default in a configuration and on the command line."""
+        return self.default if self.configured is _SAME else self.configured
+
+    @property
+    def start_text(self) -> str:
+        """The same in words, "" if there is none."""
+        default = self.start
+        said = "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+        return self.default_text or said
+
+    @property
+    def type(self) -> str:
+        """Its type in words."""
+        return "text" if self.choices else " or ".join(KINDS[kind] for kind in self.kinds)
+
+    @property
+    def range(self) -> str:
+        """What it may be, in words."""
+        return ", ".join([*(self.choices or limits(vars(self))), *([f"or {self.word}"] if self.word else [])])
+
+    def help(self, none: str | None = None) -> str:
+        """Say what it means, and what stands for None."""
+        return self.meaning.replace("{none}", none or repr(self.word))
+
+    def checked(self, value: Any) -> Any:
+        """Return a value of the declared type, or say in one sentence what is wrong with it."""
+        kind = self.kinds[0]
+        if value is None and self.is_optional:
+            return None
+        if self.check is not None:
+            self.check(self.name, value)
+            return value
+        if kind is int:
+            return whole(self.name, value, int(self.at_least), int(self.at_most) if self.at_most < math.inf else MOST)
+        if kind is float:
+            return self._real(value)
+        if self.choices:
+            good, rule = value in self.choices, " or ".join(self.choices)
+        elif kind == list[int]:
+            good, rule = isinstance(value, list) and all(type(part) is int for part in value), f"a {self.type}"
+        else:
+            good, rule = isinstance(value, kind), self.type
+        if not good:
+            raise UsageError(f"{self.name} is {shown(value)}, but must be {rule}")
+        return value
+
+    def _real(self, value: Any) -> float:
+        least, most = (
+            limits({name: getattr(self, name) for name in names})
+            for names in (("above", "at_least"), ("at_most", "below"))
+        )
+        if not is_finite(value) or not (value > self.above and value >= self.at_least):
+            rule = f"finite and {least[0]}" if least else "a finite number"
+            raise UsageError(f"{self.name} is {shown(value)}, but must be {rule}")
+        if not (value < self.below and value <= self.at_most):
+            raise UsageError(f"{self.name} is {value:g}, but must be {most[0]}")
+        return float(value)
+
+    def read(self, value: Any) -> Any:
+        """Return what a configuration or the command line means by a value: words for None, 1e3 for 1000."""
+        if self.word is not None and value == self.word:
+            return None
+        if isinstance(value, float) and value.is_integer() and self.kinds[0] is int:
+            value = int(value)
+        try:
+            return self.checked(value)
+        except UsageError as error:
+            raise UsageError(f"{error}, or {self.word!r}") if self.word is not None else error from None
+
+    def written(self, value: Any) -> Any:
+        """Return a value as a configuration writes it."""
+        return self.word if value is None else value
+
+
+def setting(default: Any, meaning: str, **rule: Any) -> Any:
+    """Declare a setting of a section; ``rule`` are fields of `Setting`, its range above all."""
+    return Field(default, json_schema_extra=cast("Any", {"declared": Setting(default, meaning, **rule)}))
+
+
+class Section(BaseModel):
+    """Settings that belong together. A wrong value is a `UsageError`: one sentence with the value and the rule."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    panel: ClassVar[str] = ""
+    declared: ClassVar[Mapping[str, Setting]] = {}
+    """Its settings by name."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Collect the declarations."""
+        declared = dict(cls.declared)
+        for name, field in cls.model_fields.items():
+            if name not in declared:
+                found = cast("Any", field.json_schema_extra)["declared"]
+                option = name if found.option is None else found.option
+                declared[name] = dataclasses.replace(
+                    found, name=name, annotation=field.annotation, panel=cls.panel, option=option
+                )
+        cls.declared = declared
+
+    if not TYPE_CHECKING:  # for those who read types, a section takes its fields
+
+        def __init__(self, **values: Any) -> None:
+            for name in values:
+                if name not in self.declared and self.model_config["extra"] == "forbid":
+                    raise unknown("setting", name, self.declared)
+            known = {name: self.declared[name].checked(values[name]) for name in values if name in self.declared}
+            super().__init__(**values | known)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Return what a configuration says, with the defaults of a configuration."""
+        start = {name: each.start for name, each in cls.declared.items() if each.start != each.default}
+        known = {name: cls.declared[name].read(value) for name, value in values.items() if name in cls.declared}
+        return cls(**start | dict(values) | known)
+
+    def written(self) -> dict[str, Any]:
+        """Return all of them as a configuration writes them."""
+        values = self.model_dump()
+        return values | {name: each.written(values[name]) for name, each in self.declared.items()}
+
+    def part(self, kind: type["SectionT"]) -> "SectionT":
+        """Return the settings of a class that this one extends."""
+        return kind(**{name: getattr(self, name) for name in kind.declared})
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def documented(kind: type[Section]) -> Callable[[Function], Function]:
+    """Let the help of a function that takes ``**settings`` name them: in its signature, and where its doc says so."""
+
+    def decorate(function: Function) -> Function:
+        lines = (f"{name}: {each.help('None')}" for name, each in kind.declared.items())
+        text = "\n".join(textwrap.fill(line, 112, subsequent_indent="    ") for line in lines)
+        function.__doc__ = (function.__doc__ or "").replace("{settings}", textwrap.indent(text, " " * 8).strip())
+        signature = inspect.signature(function)
+        known = list(signature.parameters.values())[:-1]
+        more = (
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.annotation)
+            for name, each in kind.declared.items()
+            if name not in signature.parameters
+        )
+        function.__signature__ = signature.replace(parameters=[*known, *more])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+class Settings(Section):
+    """The rules of a federation, whatever the algorithm."""
+
+    panel = "Federation"
+
+    cohort: int | None = setting(
+        10, "S, the clients per round, drawn uniformly without replacement; {none} is all of them.",
+        at_least=1, word="all", configured=4,
+    )  # fmt: skip
+    local_steps: int = setting(16, "K, the local steps of a client in a round.", at_least=1, at_most=STEPS)
+    local_epochs: float | None = setting(
+        None, "Instead of local_steps, passes over the client's own data: K_i then differ.", above=0
+    )
+    batch_size: int | None = setting(
+        32, "Samples per minibatch; {none} is the client's whole data, so that gradients are exact.",
+        at_least=1, word="full", configured=16,
+    )  # fmt: skip
+    weight_decay: float = setting(
+        0.0, "λ; λx is added to the gradient wherever one is taken.", at_least=0, at_most=LARGEST
+    )
+    weights: Literal["uniform", "size"] = setting(
+        "uniform", "Weights of the clients in the objective: uniform, or by the size of their data."
+    )
+    lost_replies: float = setting(0.0, "The probability that a client's reply is lost.", at_least=0, below=1)
+    seed: int = setting(
+        0, "Of cohorts, minibatches, dropout masks and lost replies; in a configuration also of data and model.",
+        at_least=0, at_most=2**63 - 1,
+    )  # fmt: skip
+    shards: int = setting(
+        16, "The clients are divided into so many; replies are summed within each, then over them. The most processes "
+        "that a run can have; it changes the last bits of the result.", at_least=1, at_most=SHARDS,
+    )  # fmt: skip
+
+    def steps(self, samples: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        """Return K_i of clients with so many samples."""
+        import numpy as np
+
+        if self.local_epochs is None:
+            return np.broadcast_to(np.int64(self.local_steps), samples.shape)
+        steps = np.ceil(self.local_epochs * samples / (self.batch_size or samples))
+        if (most := float(steps.max())) > STEPS:
+            raise UsageError(
+                f"local_epochs is {self.local_epochs:g}: {most:.3g} local steps, but at most {STEPS} can be"
+            )
+        return np.maximum(steps, 1).astype(np.int64)
+
+    def minibatches(self, effort: "Effort", samples: int) -> float:
+        """Return how many minibatches one gradient of this effort stands for, on a client with so many samples."""
+        if self.batch_size is None:
+            return 1.0
+        return samples / self.batch_size if effort.minibatches is None else effort.minibatches
