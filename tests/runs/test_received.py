@@ -43,7 +43,7 @@ def run(out, *options):
 
 
 def compare(out, *options):
-    return execute(["compare", *QUICK, "--algorithms", "fedavg", "--seeds", "1", "--rounds", "2", "--workers", "1",
+    return execute(["compare", *QUICK, "--algorithms", "fedavg", "--seeds", "1", "--rounds", "2", "--jobs", "1",
                     "--out", out, *options])  # fmt: skip
 
 
