@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-import kedge
 import kedge.algorithms
 from kedge.problem import DATASETS, MODELS, PARTITIONS
 from kedge.runs import settings

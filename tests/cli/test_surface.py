@@ -69,6 +69,7 @@ def refused(capsys):
         (["algorithm.opening_batches=1000000000000"], "one client's 1000000000000 minibatches needs"),
         (["run.weight_decay=1e300"], "weight_decay is 1e+300, but must be at most 1e+30"),
         (["algorithm.gamma=1e300"], "gamma of ScaffoldM is 1e+300, but must be at most 1e+30"),
+        (["run.device=meta"], "device is 'meta', but it holds no numbers"),
         (["run.shards=1000000000"], "shards is 1000000000, but must be a whole number from 1 to 65536"),
         (["run.workers=100000", "run.shards=65536"], "workers is 100000, but must be a whole number from 1 to 1024"),
         (["run.threads=1000000"], "threads is 1000000, but must be a whole number from 1 to 1024"),
@@ -189,7 +190,7 @@ def _as_nobody(place):
     assert (done.returncode, done.stderr) == (0, "")
     done = homeless("run", "--dataset", "mnist", "--out", "other")
     assert done.returncode == 2
-    assert done.stderr.startswith("kedge: mnist is not in ~/.cache/kedge and download is off")
+    assert done.stderr.startswith("kedge: there is no home directory to look for data in; set --data-dir or KEDGE_DATA")
     assert not (place / "~").exists()
 
 
