@@ -70,7 +70,7 @@ def test_links_within_the_overview_lead_to_headings(page):
     [
         ("fedavg", "down 1 vector (4 MB), up 1 vector (4 MB); K gradients."),
         ("fednova", "up 1 vector and 1 number (4 MB); K gradients."),
-        ("ce-lsgd", "One client of the cohort besides: down 1 vector (4 MB), up 1 vector (4 MB); 2K-2 gradients."),
+        ("ce-lsgd", "In addition, one client of the cohort: down 1 vector (4 MB), up 1 vector (4 MB); 2K-2 gradients."),
         ("scaffold-m", "Opening, once on all N clients: down 1 vector (4 MB), up 1 vector (4 MB); B gradients."),
         ("mimelite-mvr", "2K gradients and 2 full passes over the local data. Opening"),
         ("mimelite-mvr", "up 1 vector (4 MB); 1 full pass over the local data."),

@@ -52,7 +52,7 @@ class Own(kedge.FedAvg):
 def test_an_algorithm_of_a_file_has_its_own_hyper_parameters(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(OWN)
-    with pytest.raises(kedge.UsageError, match=r"own\.py is code that nobody has consented to run"):
+    with pytest.raises(kedge.UsageError, match=r"own\.py has changed, or nobody has consented"):
         check({"algorithm": {"name": f"{file}:Own"}})
     kedge.find_algorithm(f"{file}:Own")  # who calls this has named it
     made = algorithm_of(check({"algorithm": {"name": f"{file}:Own", "eta": 1, "often": 2}}))

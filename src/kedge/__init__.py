@@ -1,7 +1,7 @@
 """kedge: federated learning that does not drift.
 
 The algorithms of *Momentum Benefits Non-IID Federated Learning Simply and Provably* (Cheng, Huang, Wu and Yuan, ICLR
-2024) and the systems it compares with, in a simulator for PyTorch models::
+2024) and the algorithms it compares with, in a simulator for PyTorch models::
 
     import kedge
 
@@ -14,7 +14,7 @@ The algorithms of *Momentum Benefits Non-IID Federated Learning Simply and Prova
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what `__getattr__` finds, for whoever reads types
+if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.algorithm import Algorithm, SingleExchange, hyper
     from kedge.algorithms import (
         ALGORITHMS,
@@ -76,7 +76,7 @@ _HOMES = (
     "settings",
     "simulator",
 )
-"""Where the public names are. They are imported when they are first asked for: torch takes seconds to load, and the
+"""The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
 
 __all__ = [

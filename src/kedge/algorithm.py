@@ -1,7 +1,7 @@
 """An algorithm: a frozen dataclass of hyper-parameters, its state, and the exchanges of a round.
 
-The command line, the configuration and the documents derive from the dataclass: a hyper-parameter says its own
-range and meaning with `hyper`.
+The command line, the configuration and the docs derive from the dataclass: each hyper-parameter declares its range
+and meaning with `hyper`.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from kedge.exchange import ClientT, DownT, Exchange, Heard, Nothing, ServerT, Up
 
 SYMBOLS = """\
 x^r is the server's model in round r, x_i^{r,k} that of client i after k of its K local steps, each of which subtracts
-η g_i^{r,k}. ∇F(x; ξ) is the gradient of a minibatch, ∇f_i that of all data of the client. mean_i is over the S of N
-clients whose replies the round has heard, mean_k over the K steps. η is `eta`, γ `gamma`, β `beta`, η_s `server_lr`,
-B `opening_batches`; other Greek letters go by their names."""
+η g_i^{r,k}. ∇F(x; ξ) is the gradient of a minibatch, ∇f_i that of all the client's data. mean_i is over the S of N
+clients whose replies have arrived, mean_k over the K steps. η is `eta`, γ `gamma`, β `beta`, η_s `server_lr`,
+B `opening_batches`; other Greek letters are spelled out."""
 
 
 def hyper(
@@ -33,7 +33,7 @@ def hyper(
     at_most: float = math.inf,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a hyper-parameter: its default, what it means and the range in which it is defined."""
+    """Declare a hyper-parameter: its default, its meaning and its range."""
     range = {"above": above, "at_least": at_least, "at_most": at_most, "choices": choices}
     return dataclasses.field(default=default, metadata={"help": help, **range})
 
@@ -50,7 +50,7 @@ def hyper_gamma() -> Any:
 
 def hyper_beta(default: float = 0.1) -> Any:
     """Declare the momentum."""
-    return hyper(default, help="momentum: the weight of the new gradient, 1 is none", above=0, at_most=1)
+    return hyper(default, help="momentum: the weight of the new gradient; 1 is no momentum", above=0, at_most=1)
 
 
 def hyper_opening(default: int = 1, at_least: int = 0) -> Any:
@@ -60,7 +60,7 @@ def hyper_opening(default: int = 1, at_least: int = 0) -> Any:
 
 
 def is_whole(field: "dataclasses.Field[Any]") -> bool:
-    """Whether a hyper-parameter counts something: int or int | None, also where annotations are kept as text."""
+    """Whether a hyper-parameter is a count: int or int | None, even if annotations are stored as text."""
     kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     return kind in ("int", "int | None")
 
@@ -83,10 +83,10 @@ def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
 
 @dataclass(frozen=True)
 class Algorithm(ABC, Generic[ServerT, ClientT]):
-    """Hyper-parameters, initial state, and who says what to whom."""
+    """Hyper-parameters, initial state, and who sends what to whom."""
 
     full_participation: ClassVar[bool] = False
-    """Whether it is defined only when every client takes part in every round."""
+    """Whether the algorithm is defined only if every client takes part in every round."""
 
     eta: float = hyper_eta()
 
@@ -116,16 +116,16 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
         """The exchanges of round r = 0, 1, ... of the run with this seed; what they draw is keyed by both."""
 
     def init_client(self, x: Vector) -> ClientT:
-        """A client's state before it first takes part; none, unless told otherwise."""
+        """A client's state before it first takes part; by default none."""
         return cast("ClientT", Nothing())
 
     def opening(self) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
-        """Exchanges before the first round, as for c_i^0; none, unless told otherwise."""
+        """Exchanges before the first round, as for c_i^0; by default none."""
         return ()
 
 
 class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, DownT, UpT]):
-    """An algorithm whose round is one exchange: itself."""
+    """An algorithm whose round is a single exchange: itself."""
 
     def exchanges(self, round: int, seed: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
         """Return itself, in every round."""
@@ -133,5 +133,5 @@ class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, Dow
 
 
 def server_rate(gamma: float | None, eta: float, heard: Heard) -> float:
-    """Gamma, where None is eta K: plain averaging of the local models."""
+    """Return gamma; None means eta K, plain averaging of the local models."""
     return eta * heard.local_steps if gamma is None else gamma

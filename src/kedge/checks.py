@@ -1,4 +1,4 @@
-"""The rules that several modules of this package put on their arguments. Importing them loads no torch."""
+"""Checks of arguments that several modules share. Importing them does not load torch."""
 
 import functools
 import inspect
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST = 2**53
-"""No count is larger: a float still tells it from its neighbours."""
+"""The largest count: a float still tells it from its neighbours."""
 
 LARGEST = 1e30
-"""No hyper-parameter is larger: float32 still holds it."""
+"""The largest hyper-parameter: float32 still holds it."""
 
 
 def affordable(what: str, size: int) -> None:
-    """Say that ``what`` needs ``size`` bytes, if this machine has not so much memory."""
+    """Refuse ``what`` if it needs more bytes than this machine has memory."""
     if size > _memory():
         raise UsageError(f"{what} needs {_bytes(size)} of memory, but this machine has {_bytes(_memory())}")
 
 
 @functools.cache
 def _memory() -> int:
-    """Return the bytes of memory that this machine, or the container that this is, has."""
+    """Return how many bytes of memory this machine or container has."""
     try:
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # no such question on this system
+    except (AttributeError, OSError, ValueError):  # this system cannot tell
         has = 1 << 40
-    with suppress(OSError, ValueError):  # "max" is no number
+    with suppress(OSError, ValueError):  # "max" is not a number
         has = min(has, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return has
 
@@ -49,7 +49,7 @@ def _bytes(size: int) -> str:
 
 
 def whole(name: str, value: Any, least: int, most: int = MOST) -> int:
-    """Return ``value`` as an int, or say that it is not a whole number between ``least`` and ``most``."""
+    """Return ``value`` as an int, or refuse it unless it is a whole number from ``least`` to ``most``."""
     good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not good or not least <= value <= most:
         open_ended = most == MOST and not (good and value > most)
@@ -59,12 +59,12 @@ def whole(name: str, value: Any, least: int, most: int = MOST) -> int:
 
 
 def whole_seed(value: Any) -> int:
-    """Return ``value`` if both numpy and torch take it as a seed."""
+    """Return ``value`` if both numpy and torch accept it as a seed."""
     return whole("seed", value, 0, 2**63 - 1)
 
 
 def real(name: str, value: Any, *, positive: bool) -> float:
-    """Return ``value`` as a float, or say that it is not finite and positive (or non-negative)."""
+    """Return ``value`` as a float, or refuse it unless it is finite and positive (or non-negative)."""
     if not is_finite(value) or value < 0 or (positive and value == 0):
         raise UsageError(f"{name} is {shown(value)}, but must be finite and {'above' if positive else 'at least'} 0")
     return float(value)
@@ -88,7 +88,7 @@ def limits(rule: Mapping[str, Any]) -> list[str]:
 
 
 def byte_size(name: str, value: Any) -> int:
-    """Return bytes: ``value`` is their number, or text such as "500MB", "1.5 GB" or "2GiB"."""
+    """Return a number of bytes: ``value`` is that number, or text such as "500MB", "1.5 GB" or "2GiB"."""
     text = value if isinstance(value, str) else shown(value)
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kmgt]?)(i?)b)?", text.strip(), re.IGNORECASE | re.ASCII)
     if isinstance(value, bool | float) or match is None or (match[3] and not match[2]):
@@ -98,7 +98,7 @@ def byte_size(name: str, value: Any) -> int:
 
 
 def tensor(value: Any, what: str) -> "Tensor":
-    """Return ``value`` as a tensor, uncopied where torch can share it, or say that it is not an array of numbers."""
+    """Return ``value`` as a tensor, without a copy if torch can share it, or refuse what is not an array of numbers."""
     import numpy as np
     import torch
     from torch import Tensor

@@ -1,7 +1,7 @@
 """What an algorithm costs, found by running its own rules on tensors without data.
 
-Nothing is declared, so nothing can disagree with the code: the messages are broadcast and answered, the local
-steps run with a gradient that only counts, and the sizes are read off what comes out.
+Nothing is declared, so nothing can disagree with the code: messages are broadcast and answered, the local steps run
+with a gradient function that only counts its calls, and the sizes are read off the result.
 """
 
 from collections.abc import Iterable, Set
@@ -23,7 +23,7 @@ class Size(NamedTuple):
     """The size of a message or a state."""
 
     vectors: int  # fields as large as the model
-    numbers: int  # scalars in all, those of the vectors included
+    numbers: int  # scalars in total, including those of the vectors
 
     @classmethod
     def of(cls, fields: Iterable[Any], parameters: int) -> "Size":
@@ -48,7 +48,7 @@ class ExchangeCost:
 
 
 class Trace(NamedTuple):
-    """What an exchange costs, the reply, and the states that it leaves."""
+    """The cost of an exchange, the reply, and the resulting states."""
 
     cost: ExchangeCost
     up: Any
@@ -70,23 +70,23 @@ class Cost:
         return sum((e.down for e in self.round if e.cohort != "first"), Size(0, 0))
 
     def up(self) -> Size:
-        """What a round takes from an ordinary client of the cohort."""
+        """What a round receives from an ordinary client of the cohort."""
         return sum((e.up for e in self.round if e.cohort != "first"), Size(0, 0))
 
     def gradients(self) -> int:
-        """Minibatch gradients of a round on an ordinary client of the cohort."""
+        """Minibatch gradients per round on an ordinary client of the cohort."""
         return sum(e.gradients for e in self.round if e.cohort != "first")
 
     def full_passes(self) -> int:
-        """Gradients of the whole local data of a round on an ordinary client of the cohort."""
+        """Gradients of the whole local data per round on an ordinary client of the cohort."""
         return sum(e.full_passes for e in self.round if e.cohort != "first")
 
 
 def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of ``down`` that the round has not sent yet, and note them in ``sent``.
 
-    A client keeps the messages of the running round, so a vector that has not been replaced since is not sent twice.
-    Only when everyone is asked there may be clients that have heard nothing yet.
+    A client keeps the messages of the current round, so a vector that has not been replaced since is not sent twice.
+    Only an exchange with everyone may include clients that have not heard anything yet.
     """
     if exchange.cohort == "everyone":
         sent.clear()
@@ -104,7 +104,7 @@ def trace(
     sent: dict[str, Any],
     known: Set[str] = frozenset(),
 ) -> Trace:
-    """Run one exchange on tensors without data; what clients already know of the message is not sent."""
+    """Run one exchange on tensors without data; the parts of the message that clients already know are not sent."""
     down = exchange.broadcast(server)
     effort = exchange.effort(base)
     calls, needs = 0, Needs()
@@ -147,8 +147,8 @@ def cost(
 ) -> Cost:
     """Return what the opening and a round of ``algorithm`` cost for a model of ``parameters`` parameters.
 
-    ``seed`` is the run's: it matters to an algorithm that draws what a round consists of. If ``everyone`` takes part in
-    every round and keeps the last message, what follows from it is not sent again.
+    ``seed`` is the run's seed: it matters to an algorithm whose rounds are drawn at random. If ``everyone`` takes part
+    in every round and keeps the last message, what follows from it is not sent again.
     """
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"algorithm is {algorithm!r}, but must be a kedge.Algorithm such as FedAvg(eta=0.1)")

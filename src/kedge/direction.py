@@ -1,6 +1,6 @@
 """The local direction g_i^{r,k} as data.
 
-In every algorithm of kedge the direction of a local step is affine in five things: the gradient of the
+In every kedge algorithm, the direction of a local step is affine in five things: the gradient of the
 minibatch at the local model, gradients *of the same minibatch* at other points (an old server model, or the
 previous local iterate), the displacement x_i^{r,k} - x^r, the previous direction, and a vector that is
 constant during the round. A `Direction` holds the coefficients; its operators let an algorithm read like the
@@ -8,8 +8,8 @@ paper::
 
     self.beta * (GRAD - client.c_i + down.c) + (1 - self.beta) * down.g
 
-Vectors are collected with their coefficients and folded into one constant when it is first asked for, once per
-client and round. An engine sees only the coefficients and may fuse them as it likes.
+Vectors are collected with their coefficients and combined into one constant on first use, once per client and
+round. An engine sees only the coefficients and may fuse them as it likes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Direction:
     @cached_property
     def constant(self) -> Vector | None:
         """The sum of the terms; None is zero."""
-        # Starting from a term as it is, the next one is added without a pass of its own for the coefficient.
+        # Start from a term with coefficient 1, if there is one: that saves a pass over memory.
         terms = sorted((term for term in self.terms if term.weight), key=lambda term: term.weight != 1)
         if not terms:
             return None
@@ -68,7 +68,7 @@ class Direction:
         if isinstance(other, Tensor):
             return replace(self, terms=(*self.terms, Term(1.0, other)))
         if self.memory and other.memory:
-            raise ValueError("a direction may hold one previous direction")
+            raise ValueError("a direction may contain only one previous direction")
         past = self if self.memory else other
         return Direction(
             grad=self.grad + other.grad,
@@ -104,7 +104,7 @@ class Direction:
     __rmul__ = __mul__
 
     def clean(self) -> Direction:
-        """Drop what has the coefficient zero, so that nobody evaluates it (beta = 1 costs no second gradient)."""
+        """Drop anchors with coefficient zero, so that nobody evaluates them (beta = 1 costs no second gradient)."""
         return replace(self, anchors=tuple(anchor for anchor in self.anchors if anchor.weight))
 
 
@@ -141,5 +141,5 @@ def last_grad(first: Vector) -> Direction:
 
 
 def last_direction(first: Vector) -> Direction:
-    """g_i^{r,k-1}, the direction of the step before, with g_i^{r,-1} = ``first``."""
+    """g_i^{r,k-1}, the direction of the previous step, with g_i^{r,-1} = ``first``."""
     return Direction(memory=1.0, first=first)

@@ -1,7 +1,7 @@
-"""Files that a crash leaves whole: written beside, flushed to the disk, renamed. A failure names its file.
+"""Files that survive a crash whole: written under another name, flushed to disk, renamed. A failure names its file.
 
-Nothing is read or written through a symbolic link: a directory that was received from somebody may hold links to files
-elsewhere. What the user names on the command line may be a link; what is found inside may not.
+Nothing is read or written through a symbolic link: a directory from somebody else may contain links to files elsewhere.
+What the user names on the command line may be a link; anything found inside may not.
 """
 
 import csv
@@ -16,13 +16,13 @@ from typing import Any
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where nothing is locked
+except ImportError:  # on Windows, where nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 from kedge.errors import UsageError
 
 PART = ".part"
-"""The ending of a file that is not whole yet."""
+"""The suffix of a file that is not complete yet."""
 
 
 class WriteError(OSError):
@@ -43,7 +43,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _linked(path: Path) -> UsageError:
-    return UsageError(f"{path} is a symbolic link, and kedge follows none inside a directory of runs")
+    return UsageError(f"{path} is a symbolic link, and kedge follows no links inside a run directory")
 
 
 @contextmanager
@@ -56,15 +56,15 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def read(path: Path, most: int | None = None) -> bytes:
-    """Return the content of a regular file of at most so many bytes; one that is missing is a `FileNotFoundError`."""
+    """Return the content of a regular file of at most ``most`` bytes; a missing file raises `FileNotFoundError`."""
     try:
-        # A pipe would be waited for, if it were not for O_NONBLOCK.
+        # Without O_NONBLOCK, opening a pipe would wait.
         with _opened(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as file:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise UsageError(f"{path} cannot be read: it is not a regular file")
             if most is not None and found.st_size > most:
-                raise UsageError(f"{path} cannot be read: it has {found.st_size} bytes, and {most} are the most")
+                raise UsageError(f"{path} cannot be read: it has {found.st_size} bytes, but at most {most} are allowed")
             with os.fdopen(file, "rb", closefd=False) as stream:
                 return stream.read()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -76,7 +76,7 @@ def read(path: Path, most: int | None = None) -> bytes:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a symbolic link; what is not there is none."""
+    """Refuse a symbolic link."""
     if path.is_symlink():
         raise _linked(path)
 
@@ -88,16 +88,16 @@ def _write(file: int, content: bytes) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, last: bool = True) -> None:
-    """Write beside and rename: whoever reads, even after a power cut, sees the old file or the new one, whole.
+    """Write to another name and rename: a reader, even after a power cut, sees the whole old file or the whole new one.
 
-    Unless it is the ``last`` of several in one directory, its name waits for the last to be flushed to the disk.
+    Of several files in one directory, only the ``last`` flushes the directory, and with it the names of all.
     """
     beside = path.with_name(path.name + PART)
     with _naming(path):
         refuse_link(beside)
         refuse_link(path)
         try:
-            with suppress(FileNotFoundError):  # of a process that was killed
+            with suppress(FileNotFoundError):  # left by a process that was killed
                 os.unlink(beside)
             with _opened(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                 _write(file, content)
@@ -112,7 +112,7 @@ def write_atomically(path: Path, content: bytes, *, last: bool = True) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], *, digits: int | None = None) -> None:
-    """Write a table whose rows may differ in their columns; with ``digits``, that many of every float."""
+    """Write a table whose rows may have different columns; ``digits`` limits the digits of every float."""
     rows = list(rows)
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
@@ -124,9 +124,9 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], *, digits: int | No
 
 
 def _flush_directory(path: Path) -> None:
-    """Make renames durable, where directories can be flushed."""
+    """Make renames durable on systems that can flush directories."""
     if hasattr(os, "O_DIRECTORY"):
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # which may be a link, if the user has named it
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # may be a link, if the user has named it
         try:
             os.fsync(directory)
         finally:
@@ -134,38 +134,38 @@ def _flush_directory(path: Path) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add to a file's end."""
+    """Append to a file."""
     with _naming(path), _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
         _write(file, content)
 
 
 def flush(path: Path) -> None:
-    """Wait until what was appended is on the disk."""
+    """Wait until everything appended is on disk."""
     with _naming(path), _opened(path, os.O_WRONLY) as file:
         os.fsync(file)
 
 
 def cut(path: Path, size: int) -> None:
-    """Keep a file's first bytes."""
+    """Cut a file to its first ``size`` bytes."""
     with _naming(path), _opened(path, os.O_WRONLY) as file:
         os.ftruncate(file, size)
         os.fsync(file)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, unless they exist."""
+    """Create a directory and its parents, unless they exist."""
     with _naming(path):
         os.makedirs(path, exist_ok=True)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     with _naming(path), suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def make_new_directory(parent: Path, stem: str) -> Path:
-    """Make the first of ``parent/stem-1``, ``parent/stem-2``, ... that does not exist; no two calls get the same."""
+    """Create the first of ``parent/stem-1``, ``parent/stem-2``, ... that does not exist; no two calls get the same."""
     make_directory(parent)
     number = 1
     while True:
@@ -178,15 +178,15 @@ def make_new_directory(parent: Path, stem: str) -> Path:
 
 @contextmanager
 def claimed(path: Path, check: Callable[[], None] = lambda: None, *, new: bool = False) -> Iterator[None]:
-    """Make a directory unless it exists, hold it for this process alone, and ``check`` under the lock what it holds.
+    """Create a directory unless it exists, lock it for this process, and ``check`` its content under the lock.
 
-    If it is empty in the end, what was made for it is removed again; ``new``: it comes from `make_new_directory`.
+    If it ends up empty, what was created here is removed; ``new``: the directory comes from `make_new_directory`.
     """
     made = [path, path.parent] if new else [place for place in (path, *path.parents) if not place.exists()]
     while True:
         make_directory(path)
         with locked(path) as same:
-            if not same():  # its maker had nothing to write, and has removed it
+            if not same():  # its creator had nothing to write and removed it
                 continue
             try:
                 check()
@@ -200,9 +200,9 @@ def claimed(path: Path, check: Callable[[], None] = lambda: None, *, new: bool =
 
 @contextmanager
 def locked(path: Path) -> Iterator[Callable[[], bool]]:
-    """Hold a directory for this process alone; the lock dies with the process, however that ends.
+    """Lock a directory for this process; the lock ends with the process, however that ends.
 
-    Yields a function that says whether the directory of this name is still the one that is held.
+    Yields a function that says whether this path is still the locked directory.
     """
     with _naming(path):
         directory = os.open(path, os.O_RDONLY) if fcntl is not None else None

@@ -1,9 +1,9 @@
-"""What clients that take part in every round need not be sent, because they can form it from what they have heard.
+"""What need not be sent to clients that take part in every round, because they can form it from earlier messages.
 
 With x^{r+1} = x^r - γ g^{r+1}, a client that keeps the message of the last round has g^{r+1} = (x^r - x^{r+1}) / γ as
-soon as it hears x^{r+1}. As with all costs, this is found by running an algorithm's rules and not declared: they are
-played on a few clients with random quadratics and weights, and a vector counts as formed if in every round it is the
-same linear combination of x and of the round before.
+soon as it hears x^{r+1}. As with all costs, this is not declared but found by running an algorithm's rules: they are
+played on a few clients with random quadratics and weights, and a vector counts as formed if it is the same linear
+combination of x and the previous round's vectors in every round.
 """
 
 import dataclasses
@@ -21,20 +21,20 @@ from kedge.local_steps import local_steps
 
 CLIENTS, SIZE, STEPS, ROUNDS = 3, 48, 2, 5
 EXACT = 1e-9
-"""A residual, relative to the vector, that is rounding and nothing else."""
+"""A residual, relative to the vector, that is nothing but rounding."""
 
 Received = dict[tuple[int, str], Tensor]
 """The vectors that a client hears in a round, by exchange and field."""
 
-_RATES = {"eta": 0.1, "gamma": 0.2}  # which vectors are formed does not depend on them, but overflow does
+_RATES = {"eta": 0.1, "gamma": 0.2}  # they do not affect which vectors are formed, but they do affect overflow
 
 
 @lru_cache(maxsize=256)
 def formed(algorithm: Algorithm[Any, Any]) -> frozenset[tuple[int, str]]:
-    """Return what clients of every round form themselves: the exchange of the round and the field of its message."""
+    """Return what such clients form themselves: the exchange of the round and the field of its message."""
     heard = _heard(algorithm)
     if len({tuple(round) for round in heard}) > 1:
-        return frozenset()  # the rounds are not alike
+        return frozenset()  # the rounds differ
     return frozenset(place for place in heard[0] if place[1] != "x" and _is_formed(place, heard))
 
 
@@ -56,7 +56,7 @@ class _Client(NamedTuple):
 
 
 def _heard(algorithm: Algorithm[Any, Any]) -> list[Received]:
-    """Return the vectors that every client hears, round by round; not those of the first, which may be another."""
+    """Return the vectors that every client hears, round by round, except in the first, which may differ."""
     given = {field.name for field in dataclasses.fields(algorithm) if getattr(algorithm, field.name) is not None}
     algorithm = dataclasses.replace(algorithm, **{name: rate for name, rate in _RATES.items() if name in given})
     random = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
-"""Keyed randomness: what is drawn depends on its key and on nothing else.
+"""Keyed randomness: a draw depends only on its key.
 
 Philox is a counter-based generator (Salmon et al. 2011): the seed and the purpose are its key, the place (round,
-exchange, client) is its counter. No draw depends on another one, so the order of clients, the number of workers, the
+exchange, client) is its counter. No draw depends on another, so the order of clients, the number of workers, the
 other algorithms of a comparison, or an interruption cannot change what a client sees.
 """
 
@@ -15,11 +15,11 @@ from kedge.errors import shown
 
 COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET, SKIP = range(7)
 """Purposes: who takes part, what data, dropout masks inside a model, whose reply is lost, which training samples
-are held out, which test samples are used, which rounds do without communication."""
+are held out, which test samples are used, which rounds skip communication."""
 
 
 def keyed(seed: int, purpose: int, round: int, exchange: int = 0, client: int = 0) -> np.random.Generator:
-    """Return the generator of one place; the opening is round -1."""
+    """Return the generator for one place; the opening is round -1."""
     return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, round + 1, exchange, client]))
 
 
@@ -39,10 +39,10 @@ def draw_minibatches(
 ) -> list[NDArray[np.int64]]:
     """Draw independent minibatches for each client, each uniform without replacement from its ``samples``.
 
-    Return an array (count, batch_size) of sample numbers per client. Row j of a client is the same whatever its count
-    is and whoever else takes part.
+    Return an array (count, batch_size) of sample numbers per client. Row j of a client does not depend on the
+    count or on who else takes part.
     """
-    # The numbers, the choices and their comparisons; local steps are bounded by nothing else.
+    # The numbers, the choices and their comparisons. Nothing else bounds the local steps.
     size = sum(counts) * batch_size
     affordable(f"{shown(max(counts))} minibatches of {shown(batch_size)} samples per client", 16 * size)
     uniform = [

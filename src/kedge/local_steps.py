@@ -11,9 +11,9 @@ from kedge.direction import Direction, Vector
 from kedge.exchange import Local, Needs
 
 Gradient = Callable[[Vector, int, bool], Vector]
-"""gradient(x, k, second): the gradient at x of the minibatch of step k. The same k is the same minibatch, and the
-same dropout mask. ``second``: not at the local model, so nothing but the gradient may come of it (BatchNorm's
-statistics stay). The result may be a buffer that the next call overwrites."""
+"""gradient(x, k, second): the gradient at x of the minibatch of step k. The same k means the same minibatch and the
+same dropout mask. ``second``: x is not the local model, so the call must have no side effect (BatchNorm's statistics
+stay the same). The result may be a buffer that the next call overwrites."""
 
 
 def local_steps(rule: Direction, start: Vector, eta: float, steps: int, gradient: Gradient, needs: Needs) -> Local:
@@ -33,7 +33,7 @@ def local_steps(rule: Direction, start: Vector, eta: float, steps: int, gradient
         if rule.displacement:
             direction.add_(x - start, alpha=rule.displacement)
 
-        # A previous iterate that is x itself (k = 0) shares its gradient: SARAH starts without an evaluation.
+        # If the previous iterate is x itself (k = 0), the two share a gradient: SARAH starts without an evaluation.
         at_x = rule.grad + sum(
             a.weight for a, p in zip(rule.anchors, previous, strict=True) if a.point is None and p is None
         )

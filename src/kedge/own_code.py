@@ -1,8 +1,8 @@
 """Your own code: `file.py:Name`, run only with consent.
 
 A configuration or a run directory may come from somebody else, and may name a file to run. Such a file runs only if the
-user has named it on this command line, or has consented to it. The consent is to a source, by its SHA-256: a file that
-changes afterwards needs another. Processes that this one starts inherit it by their environment.
+user has named it on this command line or has consented to it. Consent is given to a source, identified by its SHA-256:
+a file that changes afterwards needs consent again. Child processes inherit it through their environment.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from kedge.errors import UsageError
 
 CONSENT = "KEDGE_CONSENT"
-"""The variable of the environment that holds the SHA-256 of every source that may run, with commas between."""
+"""The environment variable with the SHA-256 of every source that may run, separated by commas."""
 
 SHA256 = "__sha256__"
-"""What a module that was loaded here calls the checksum of its source."""
+"""The attribute of a module loaded here that holds the checksum of its source."""
 
 _loaded: dict[tuple[str, str], ModuleType] = {}
 
 
 class Place(NamedTuple):
-    """Where something of the user's own is."""
+    """Where a user's own class or function is."""
 
     file: Path
     name: str
@@ -37,18 +37,18 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Place | None":
-        """Read ``file.py:Name``; what has no colon is the name of something built in."""
+        """Read ``file.py:Name``; a name without a colon is built in."""
         file, colon, name = text.rpartition(":")
         return cls(Path(file), name) if colon else None
 
     def absolute(self) -> "Place":
-        """Return a place that holds from any directory."""
+        """Return the same place with an absolute path."""
         return Place(self.file.absolute(), self.name)
 
     def source(self) -> bytes:
-        """Return the file's content."""
+        """Return the content of the file."""
         if self.file.suffix != ".py":
-            raise UsageError(f"{self} names the file {self.file}, but only a file that ends in .py is run")
+            raise UsageError(f"{self} names the file {self.file}, but only files that end in .py may run")
         try:
             file = os.open(self.file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except FileNotFoundError:
@@ -71,15 +71,15 @@ class Place(NamedTuple):
         return self.sha256() in _consents()
 
     def trust(self) -> None:
-        """Consent to the source as it is now."""
+        """Consent to running the source as it is now."""
         os.environ[CONSENT] = ",".join(sorted({*_consents(), self.sha256()}))
 
     def load(self) -> Any:
-        """Run the file, once, and return what it calls ``name``."""
+        """Run the file, once, and return the object called ``name``."""
         source = self.source()
         digest = hashlib.sha256(source).hexdigest()
         if digest not in _consents():
-            raise UsageError(f"{self.file} is code that nobody has consented to run, or it has changed since")
+            raise UsageError(f"{self.file} has changed, or nobody has consented to running it")
         module = _loaded.get((str(self.file.absolute()), digest))
         if module is None:
             module = _run(self.file, source, digest)
@@ -94,7 +94,7 @@ def _consents() -> set[str]:
 
 @contextmanager
 def consent_ends() -> Iterator[None]:
-    """Forget afterwards what was consented to within."""
+    """Forget, on exit, all consent given inside."""
     before = os.environ.get(CONSENT)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Questions to put to a federation with `ask`: exchanges of no algorithm, which leave no trace in a run."""
+"""Questions to put to a federation with `ask`: exchanges that belong to no algorithm and leave no trace in a run."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,13 +8,13 @@ from kedge.exchange import Effort, Exchange, Heard, Local
 
 
 class Point(NamedTuple):
-    """Where a gradient is wanted."""
+    """The point at which to take a gradient."""
 
     x: Vector
 
 
 class Gradient(NamedTuple):
-    """A gradient, weight decay included."""
+    """A gradient, including weight decay."""
 
     gradient: Vector
 
@@ -31,15 +31,15 @@ class FullGradient(Exchange[Any, Any, Point, Gradient]):
     cohort = "everyone"
 
     def broadcast(self, server: Any) -> Point:
-        """Say where."""
+        """Send the point."""
         return Point(server.x if self.at is None else self.at)
 
     def direction(self, down: Point, client: Any) -> Direction:
-        """Take the gradient there."""
+        """Take the gradient at the point."""
         return GRAD
 
     def reply(self, down: Point, client: Any, local: Local) -> tuple[Gradient, Any]:
-        """Reply with it; the state stays."""
+        """Reply with the gradient; the state stays the same."""
         return Gradient(local.mean_direction), client
 
     def fold(self, server: Any, up: Gradient, heard: Heard) -> Any:
@@ -47,5 +47,5 @@ class FullGradient(Exchange[Any, Any, Point, Gradient]):
         return server
 
     def effort(self, base: Effort) -> Effort:
-        """One step on all of a client's samples."""
+        """Take one step on all of the client's samples."""
         return Effort(steps=1, minibatches=None)

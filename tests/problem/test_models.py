@@ -76,7 +76,7 @@ def test_group_norm_leaves_no_running_statistics():
             {"widths": [10**9, 10**9]},
             "mlp of 1000000074000000000 parameters needs over 1000 PB of memory",
         ),
-        ("mlp", (64,), {"widths": [10**5000]}, "a width of mlp is a number of about 5000 digits, but must be a whole"),
+        ("mlp", (64,), {"widths": [10**5000]}, "a width of mlp is a number with about 5000 digits, but must be"),
         ("mlp", (64,), {"widths": [1] * 1001}, "widths has 1001 entries, but mlp has at most 1000 hidden layers"),
         ("logistic", (10**12,), {}, "logistic of 10000000000000 parameters needs 120 TB of memory"),
         ("lenet", (10**12, 32, 32), {}, "lenet of .* parameters needs .* of memory"),

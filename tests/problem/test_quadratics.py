@@ -120,9 +120,9 @@ def test_the_seed_alone_decides():
         ({"heterogeneity": "huge"}, "heterogeneity 'huge' does not exist"),
         ({"clients": 10**12}, "quadratics of 1000000000000 clients and dim 20 needs .* PB of memory, but this machine"),
         ({"dim": 10**7}, "quadratics of 10 clients and dim 10000000 needs .* of memory, but this machine has"),
-        ({"samples": 10**5000}, "samples .*is a number of about 5000 digits, but must be a whole number from 1 to"),
-        ({"dim": -(10**5000)}, "dim is a number of about 5000 digits, but must be a whole number of at least 1"),
-        ({"sigma": 10**5000}, "sigma is a number of about 5000 digits, but must be finite and at least 0"),
+        ({"samples": 10**5000}, "samples .*is a number with about 5000 digits, but must be a whole number from 1 to"),
+        ({"dim": -(10**5000)}, "dim is a number with about 5000 digits, but must be a whole number of at least 1"),
+        ({"sigma": 10**5000}, "sigma is a number with about 5000 digits, but must be finite and at least 0"),
     ],
 )
 def test_wrong_requests_are_refused_with_the_rule(options, message):

@@ -173,7 +173,7 @@ def test_a_link_in_a_directory_is_refused_and_its_target_stays(tmp_path, capsys,
     kedge.read_run("d")
     capsys.readouterr()
     assert execute(["resume", "d", "--rounds", "3"]) == 2
-    sentence = f"d/{name} is a symbolic link, and kedge follows none inside a directory of runs"
+    sentence = f"d/{name} is a symbolic link, and kedge follows no links inside a run directory"
     assert capsys.readouterr().err == f"kedge: {sentence}\n"
     assert before == (sorted(precious.iterdir()) if precious.is_dir() else precious.read_bytes())
 
@@ -191,7 +191,7 @@ def test_a_link_in_a_comparison_is_refused(tmp_path, capsys, name):
     before = {file: file.read_bytes() for file in [target, *target.rglob("*")] if file.is_file()}
     capsys.readouterr()
     assert compare("c") == 2
-    assert capsys.readouterr().err.endswith("follows none inside a directory of runs\n") or name.endswith(".part")
+    assert capsys.readouterr().err.endswith("follows no links inside a run directory\n") or name.endswith(".part")
     assert {file: file.read_bytes() for file in before} == before
 
 

@@ -195,11 +195,11 @@ def test_statistics_of_another_dtype_than_the_model_are_averaged(dtype):
 
 def test_parameters_of_several_dtypes_are_refused_by_name():
     mixed = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3).double())
-    message = r"the parameter 1\.weight of the model is of torch\.float64, but 0\.weight is of torch\.float32"
+    message = r"the parameter 1\.weight of the model has dtype torch\.float64, but 0\.weight has torch\.float32"
     with pytest.raises(kedge.UsageError, match=message):
         play(kedge.FedAvg(eta=0.1), module=mixed)
     with pytest.raises(
-        kedge.UsageError, match=r"the parameter weight of the model is of torch\.complex64, but must be"
+        kedge.UsageError, match=r"the parameter weight of the model has dtype torch\.complex64, but must be"
     ):
         play(kedge.FedAvg(eta=0.1), module=nn.Linear(4, 3, dtype=torch.complex64))
 
@@ -214,7 +214,7 @@ def test_statistics_of_several_dtypes_are_refused_by_name():
             self.seen += len(x)
             return super().forward(x)
 
-    message = r"the buffer seen of the model is of torch\.float64 and changes in training, but .* are of torch\.float32"
+    message = r"the buffer seen of the model has dtype torch\.float64 and changes in training, but .* torch\.float32"
     with pytest.raises(kedge.UsageError, match=message):
         play(kedge.FedAvg(eta=0.1), module=Counting())
 

@@ -1,4 +1,4 @@
-"""The algorithms, one file a family, and the table by which everything else finds them."""
+"""The algorithms, one file per family, and the table in which everything else looks them up."""
 
 from typing import Any
 
@@ -46,14 +46,14 @@ ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
 
 ALIASES = {"fedcm": "fedavg-m"}
 
-for _kind in ALGORITHMS.values():  # `help` shows docstrings alone, and what `hyper` says belongs to them
+for _kind in ALGORITHMS.values():  # `help` shows only docstrings, and what `hyper` says belongs there
     _kind.__doc__ = _kind.explained()
 
 
 def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
     """Return the class of an algorithm by its id, an alias, or a place: ``my_file.py:MyAlgorithm``.
 
-    The file runs: who calls this has named it.
+    The file runs: whoever calls this has named it.
     """
     place = Place.parse(name)
     if place is not None:
@@ -62,7 +62,7 @@ def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
 
 
 def algorithm_class(name: str) -> type[Algorithm[Any, Any]]:
-    """Return the class of an algorithm; a file of one's own runs only if it is trusted."""
+    """Return the class of an algorithm; a user's own file runs only if it is trusted."""
     place = Place.parse(name)
     if place is not None:
         kind = place.load()

@@ -1,7 +1,7 @@
 """Dual variables that learn the clients' gradients: FedDyn, Acar et al. 2021, and FedPD, Zhang et al. 2021.
 
 q_i is FedDyn's running gradient, and h its mean over all N clients; λ_i = -q_i is FedPD's multiplier, x_{0,i} its
-anchor, and alpha is 1/η of that paper.
+anchor, and alpha is that paper's 1/η.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ class RunningGradient(NamedTuple):
 class FedDyn(SingleExchange[Dynamic, RunningGradient, Model, Displacement]):
     """FedDyn: dynamic regularisation, K steps on f_i(y) - <q_i, y> + α/2 |y - x^r|² (Acar et al. 2021).
 
-    Use it where clients differ and few take part, with one vector each way; a small α with few clients can be unstable.
+    Use it where clients differ and few take part; it sends one vector each way. A small α can be unstable with few
+    clients.
 
         local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - q_i^r + α (x_i^{r,k} - x^r)
         client           q_i^{r+1} = q_i^r + α (x^r - x_i^{r,K})
@@ -76,21 +77,21 @@ class FedDyn(SingleExchange[Dynamic, RunningGradient, Model, Displacement]):
 class PrimalDual(NamedTuple):
     """A client of FedPD."""
 
-    x: Vector  # the last average that it has heard
+    x: Vector  # the last average it has heard
     x_0i: Vector  # its own x_{0,i}^+
     lambda_i: Vector
 
 
 def communicates(seed: int, round: int, skip: float) -> bool:
-    """Draw, by the run's seed and the round, whether the round ends with an average: with probability 1 - ``skip``."""
+    """Draw, from the run's seed and the round, whether the round averages, with probability 1 - ``skip``."""
     return bool(keyed(seed, SKIP, round).random() >= skip)
 
 
 @dataclass(frozen=True)
 class FedPD(Algorithm[Model, PrimalDual]):
-    """FedPD: primal-dual steps of all clients, who may skip the average of their anchors (Zhang et al. 2021).
+    """FedPD: primal-dual steps of all clients, which may skip the average of their anchors (Zhang et al. 2021).
 
-    Use it where all clients are always there; skip rounds only if the clients are alike.
+    Use it where all clients always take part; skip averages only if the clients are similar.
 
         local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) + λ_i^r + α (x_i^{r,k} - x_{0,i}^r),
                          started at the anchor x_{0,i}^r
@@ -129,7 +130,7 @@ class PrimalDualSteps(Exchange[Model, PrimalDual, Any, Any]):
 
     alpha: float
     hears: bool  # the last round averaged the anchors: x_{0,i} = x^r comes down
-    tells: bool  # this round will: x_{0,i}^+ goes up
+    tells: bool  # this round will do so: x_{0,i}^+ goes up
 
     def broadcast(self, server: Model) -> Model | Nothing:
         return server if self.hears else Nothing()

@@ -19,7 +19,7 @@ class MeanGradient(Exchange[Any, Any, Model, MeanDirection]):
     """The mean of the clients' gradients at x^r: it becomes the server's vector ``field``, then ``then`` acts."""
 
     field: str
-    minibatches: int | None  # B of each client; None: its whole data
+    minibatches: int | None  # B per client; None: its whole data
     cohort: Cohort = "everyone"
     then: Callable[[Any, Heard], Any] = stay
 

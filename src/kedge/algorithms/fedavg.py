@@ -24,7 +24,7 @@ from kedge.exchange import Exchange, Heard, Local, Nothing
 class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
     """Local SGD, then the mean of the local models (McMahan et al. 2017).
 
-    The baseline: the least to send and to keep, with a limit that is biased where clients differ.
+    The baseline: it sends and keeps the least, and its limit is biased if clients differ.
 
         local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ)
         server           g^{r+1} = mean_i (x^r - x_i^{r,K}) / (ηK)
@@ -60,8 +60,8 @@ class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
 class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
     """FedAvg with momentum in the local steps, also known as FedCM (Cheng et al. 2024, Algorithm 1).
 
-    Use it where clients differ and many take part: drift shrinks by the factor β, for one more vector down.
-    Not the *FedAvgM* of Hsu et al. 2019, Reddi et al. 2021 and Flower, whose momentum acts on the server alone:
+    Use it where clients differ and many take part: drift shrinks by the factor β, at the cost of one more vector down.
+    Not the *FedAvgM* of Hsu et al. 2019, Reddi et al. 2021 and Flower, whose momentum acts only on the server:
     that one is `ServerMomentum`.
 
         local direction  g_i^{r,k} = β ∇F(x_i^{r,k}; ξ) + (1-β) g^r
@@ -81,7 +81,7 @@ class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
 
     @classmethod
     def from_hat(cls, *, eta_hat: float, beta: float, gamma_hat: float | None = None) -> Self:
-        """Take the rates of the reparametrised form, ĝ = ∇F + (1-β) ĝ^r, as PyTorch's momentum has them."""
+        """Take the rates of the reparametrised form, ĝ = ∇F + (1-β) ĝ^r, like PyTorch's momentum."""
         hat = cls(eta=eta_hat, beta=beta, gamma=gamma_hat)
         return replace(hat, eta=eta_hat / beta, gamma=None if gamma_hat is None else gamma_hat / beta)
 

@@ -1,7 +1,7 @@
 """MIME: Karimireddy et al. 2020, "Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning".
 
 The server keeps a momentum m of full-batch gradients at its own models, and the clients do not change it during their
-local steps. The first exchange of a round asks for the full-batch gradients, the second one trains; the server's rate
+local steps. The first exchange of a round asks for the full-batch gradients, the second trains; the server's rate
 is gamma = eta K. Mime, unlike MimeLite, replaces ∇F(y; ξ) by ∇F(y; ξ) - ∇F(x^r; ξ) + mean_i ∇f_i(x^r).
 """
 
@@ -74,7 +74,7 @@ class MimeLite(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Model
 class Mime(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Statistic, Displacement]):
     """Mime: MimeLite with gradients corrected as in SVRG (Karimireddy et al. 2020).
 
-    Use it where drift must vanish, all clients take part and keep no state; it takes two gradients of every minibatch.
+    Use it where drift must vanish and all clients take part but keep no state; it takes two gradients per minibatch.
 
         local direction  g_i^{r,k} = β (∇F(x_i^{r,k}; ξ) - ∇F(x^r; ξ) + mean_i ∇f_i(x^r)) + (1-β) m^r
         server           m^{r+1} = β mean_i ∇f_i(x^r) + (1-β) m^r
@@ -157,7 +157,7 @@ class MimeLiteMVR(Algorithm[LiteRecursion, Nothing], Exchange[LiteRecursion, Not
     """MimeLiteMVR: MimeLite with a recursive momentum (Karimireddy et al. 2020).
 
     Use it where sampling and local noise both matter and two full passes per round are affordable.
-    With ``reference="current"`` the local steps take m^{r+1} and x^r in the place of m^r and x^{r-1}.
+    With ``reference="current"`` the local steps take m^{r+1} and x^r instead of m^r and x^{r-1}.
 
         local direction  g_i^{r,k} = β ∇F(x_i^{r,k}; ξ) + (1-β) (m^r + ∇F(x_i^{r,k}; ξ) - ∇F(x^{r-1}; ξ))
         server           m^{r+1} = mean_i [∇f_i(x^r) - (1-β) ∇f_i(x^{r-1})] + (1-β) m^r
@@ -203,7 +203,7 @@ class MimeMVR(Algorithm[Recursion, Nothing], Exchange[Recursion, Nothing, Terms,
     """MimeMVR: MimeLiteMVR with gradients corrected as in SVRG (Karimireddy et al. 2020).
 
     Use it where all clients take part and gradients are cheap compared with rounds: three of every minibatch.
-    With ``reference="current"`` the local steps take m^{r+1} and x^r in the place of m^r and x^{r-1},
+    With ``reference="current"`` the local steps take m^{r+1} and x^r instead of m^r and x^{r-1},
     which saves one of the three gradients.
 
         local direction  g_i^{r,k} = β (∇F(x_i^{r,k}; ξ) - ∇F(x^r; ξ) + mean_i ∇f_i(x^r))
@@ -223,7 +223,7 @@ class MimeMVR(Algorithm[Recursion, Nothing], Exchange[Recursion, Nothing, Terms,
     reference: str = hyper_reference()
 
     def init_server(self, x: Vector) -> Recursion:
-        # A copy: in all later rounds x_prev is another vector than x, and costs another gradient.
+        # A copy: in all later rounds x_prev is a different vector from x, and costs another gradient.
         return Recursion(x, x_prev=x.clone(), m=0 * x, change=0 * x, grad=0 * x)
 
     def opening(self) -> tuple[Exchange[Recursion, Nothing, Any, Any], ...]:

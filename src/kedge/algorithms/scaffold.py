@@ -8,7 +8,7 @@ holds the displacement: averaging the local direction over k and over the cohort
 
     g^{r+1} = β (mean Δ_i + c^r) + (1-β) g^r.
 
-Downwards c^r and g^r travel as their sum p^r = β c^r + (1-β) g^r, which is all that a client needs.
+On the way down, c^r and g^r travel as their sum p^r = β c^r + (1-β) g^r, which is all that a client needs.
 """
 
 from dataclasses import dataclass, replace
@@ -82,7 +82,7 @@ class MoveAndControl(NamedTuple):
 class Scaffold(SingleExchange[Controlled, Control, Controlled, DeltaControl]):
     """SCAFFOLD: control variables cancel the drift between clients (Karimireddy et al. 2020).
 
-    Use it where clients differ and few take part, if they come back: the limit is exact.
+    Use it where clients differ and few take part, but come back often: the limit is exact.
 
         local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - c_i^r + c^r
         client           c_i^{r+1} = mean_k ∇F(x_i^{r,k}; ξ)
@@ -134,7 +134,7 @@ class Scaffold(SingleExchange[Controlled, Control, Controlled, DeltaControl]):
 class ScaffoldM(SingleExchange[ControlledMomentum, Control, Pull, DeltaControl]):
     """SCAFFOLD with momentum in the local steps (Cheng et al. 2024, Algorithm 2).
 
-    Use it where clients differ and few take part: the exact limit of SCAFFOLD, stable at larger γ.
+    Use it where clients differ and few take part: it has SCAFFOLD's exact limit, and is stable at larger γ.
 
         local direction  g_i^{r,k} = β (∇F(x_i^{r,k}; ξ) - c_i^r + c^r) + (1-β) g^r
         client           c_i^{r+1} = mean_k ∇F(x_i^{r,k}; ξ)

@@ -1,5 +1,5 @@
-"""FedAvg's clients, another server: SlowMo, Wang et al. 2020; server momentum, Hsu et al. 2019; the adaptive servers
-of Reddi et al. 2021, without bias correction.
+"""FedAvg's clients with a different server: SlowMo, Wang et al. 2020; server momentum, Hsu et al. 2019; the adaptive
+servers of Reddi et al. 2021, without bias correction.
 
 D is the mean over the cohort of x_i^{r,K} - x^r.
 """
@@ -21,7 +21,7 @@ def hyper_server_lr(default: float) -> Any:
 
 def hyper_beta1() -> Any:
     """Declare the decay of a server's momentum."""
-    return hyper(0.9, help="decay of the server's momentum, 0 is none", at_least=0, at_most=1)
+    return hyper(0.9, help="decay of the server's momentum; 0 is no momentum", at_least=0, at_most=1)
 
 
 def hyper_beta2() -> Any:
@@ -31,18 +31,18 @@ def hyper_beta2() -> Any:
 
 def hyper_tau() -> Any:
     """Declare the adaptivity of a server."""
-    return hyper(1e-3, help="adaptivity: the larger, the less; the second moment starts at its square", above=0)
+    return hyper(1e-3, help="adaptivity: larger is less adaptive; the second moment starts at its square", above=0)
 
 
 class ServerOptimizer(Algorithm[ServerT, Nothing]):
-    """FedAvg's clients, and a step of the server."""
+    """FedAvg's clients, and a server step."""
 
     def exchanges(self, round: int, seed: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step),)
 
     @abstractmethod
     def step(self, server: ServerT, displacement: Vector, heard: Heard) -> ServerT:
-        """The server's new state from -D."""
+        """Return the server's new state, given -D."""
 
 
 class Slow(NamedTuple):
@@ -71,7 +71,7 @@ class SlowMo(ServerOptimizer[Slow]):
     """
 
     alpha: float = hyper(1.0, help="slow learning rate", above=0)
-    beta: float = hyper(0.5, help="slow momentum, 0 is none", at_least=0, at_most=1)
+    beta: float = hyper(0.5, help="slow momentum; 0 is no momentum", at_least=0, at_most=1)
 
     def init_server(self, x: Vector) -> Slow:
         return Slow(x, u=0 * x)
@@ -91,7 +91,7 @@ class Heavy(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerMomentum(ServerOptimizer[Heavy]):
-    """Momentum on the server alone, elsewhere called FedAvgM (Hsu et al. 2019).
+    """Momentum only on the server, elsewhere called FedAvgM (Hsu et al. 2019).
 
     Use it where progress is slow and smooth; the limit is FedAvg's.
 

@@ -85,7 +85,7 @@ class Stem(SingleExchange[Synchronized, Own, Synchronized, ModelAndDirection]):
         return GRAD + (1 - self.beta) * (last_direction(first=down.d) - last_grad(first=x_old))
 
     def reply(self, down: Synchronized, client: Own, local: Local) -> tuple[ModelAndDirection, Own]:
-        x_i = local.x + self.eta * local.last_direction  # the K-th direction moves nobody yet
+        x_i = local.x + self.eta * local.last_direction  # the K-th direction does not move anyone yet
         return ModelAndDirection(down.x - x_i, local.last_direction), Own(x_i)
 
     def fold(self, server: Synchronized, up: ModelAndDirection, heard: Heard) -> Synchronized:

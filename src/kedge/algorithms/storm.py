@@ -78,7 +78,7 @@ class MBStorm(Algorithm[Storm, Nothing]):
 class CELSGD(Algorithm[Storm, Nothing]):
     """CE-LSGD: the estimate of MB-STORM, then K SARAH steps on one client of the cohort (Patel et al. 2022).
 
-    Use it where the clients' Hessians are alike: one client's steps then serve all.
+    Use it where the clients' Hessians are similar: one client's steps then serve all.
 
         local direction  u_0 = v_r, then u_k = u_{k-1} + ∇F(w_k; ξ_k) - ∇F(w_{k-1}; ξ_k),
                          with w_{k+1} = w_k - η u_k from w_0 = x^r
@@ -129,8 +129,8 @@ class BVRLSGD(Algorithm[Storm, Nothing]):
 
     full_participation = True
 
-    stage_rounds: int = hyper(20, help="rounds of a stage, which starts from a new large batch", at_least=1)
-    opening_batches: int = hyper(16, help="minibatches per client of the large batch", at_least=1)
+    stage_rounds: int = hyper(20, help="rounds per stage; each stage starts from a new large batch", at_least=1)
+    opening_batches: int = hyper(16, help="minibatches per client in the large batch", at_least=1)
 
     def init_server(self, x: Vector) -> Storm:
         return Storm(x, x_prev=x, v=0 * x)

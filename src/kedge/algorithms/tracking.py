@@ -1,8 +1,8 @@
 """Gradient tracking with one vector up: VRL-SGD, Liang et al. 2019; FedGATE, Haddadpour et al. 2021 (without
 compression); LED, Alghunaim 2023, on a star network.
 
-A client corrects its gradient by what its own steps differed from the mean: by D_i, delta_i or y_i, of which the sum
-over all clients is zero. In VRL-SGD and LED a client hears x^{r+1} with the next round, and corrects itself then.
+A client corrects its gradient by how much its own steps differed from the mean: by D_i, delta_i or y_i, whose sum over
+all clients is zero. In VRL-SGD and LED a client hears x^{r+1} in the next round, and updates its correction then.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Deviation(NamedTuple):
 class VRLSGD(SingleExchange[Averaged, Deviation, Averaged, Displacement]):
     """VRL-SGD: variance-reduced local SGD (Liang et al. 2019).
 
-    Use it where clients differ and all take part, with one vector each way.
+    Use it where clients differ and all take part; it sends one vector each way.
 
         local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - D_i^r
         client           D_i^{r+1} = D_i^r + (x^{r+1} - x_i^{r,K}) / (ηK)
@@ -83,7 +83,7 @@ class Gate(NamedTuple):
 class FedGATE(Algorithm[Momentum, Gate]):
     """FedGATE: gradient tracking with a server rate (Haddadpour et al. 2021, without compression).
 
-    Use it where clients differ, few or all take part, and no opening exchange is wanted.
+    Use it where clients differ, few or all take part, and you want no opening exchange.
 
         local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) - δ_i^r
         client           δ_i^{r+1} = δ_i^r + u_i - g^{r+1} with u_i = (x^r - x_i^{r,K}) / (ηK)
@@ -134,7 +134,7 @@ class GateSteps(Exchange[Momentum, Gate, Model, MeanDirection]):
 
 @dataclass(frozen=True)
 class GateCorrection(Exchange[Momentum, Gate, Momentum, Nothing]):
-    """The cohort hears g and takes it off delta_i; nothing is computed, and nothing goes up."""
+    """The cohort hears g and subtracts it from delta_i; it computes nothing and sends nothing up."""
 
     then: Callable[[Momentum, Heard], Momentum]
 
@@ -171,7 +171,7 @@ class Ahead(NamedTuple):
 class LED(SingleExchange[Network, Ahead, Network, Displacement]):
     """LED: local exact diffusion, on a star network (Alghunaim 2023).
 
-    Use it where clients differ and all take part, with one vector each way.
+    Use it where clients differ and all take part; it sends one vector each way.
 
         local direction  g_i^{r,k} = ∇F(x_i^{r,k}; ξ) + (b/η) y_i^r
         client           y_i^{r+1} = y_i^r + x_i^{r,K} - x^{r+1}

@@ -1,6 +1,6 @@
 """What one client computes with, given only its own data: no federation, no simulator.
 
-A client that is a process of its own is a `Client`: it answers the questions of a server, wherever that is.
+`Client` is a client in its own process: it answers the questions of a server, wherever that server is.
 """
 
 from kedge.client.alone import Client

@@ -1,4 +1,4 @@
-"""A client that has its own data and nothing else."""
+"""A client that has nothing but its own data."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from kedge.settings import Settings
 
 
 class Client:
-    """Answers the questions of a server from its own samples. It keeps no state: that is passed in and proposed.
+    """Answers a server's questions from its own samples. It keeps no state: state is passed in, and the next proposed.
 
     Args:
-        number: which client of the federation this is; what it draws depends on it.
-        model: the module that the server trains; only its form counts here.
+        number: which client of the federation this is; its random draws depend on it.
+        model: the module that the server trains; only its structure matters here.
         features: the client's samples.
         labels: their labels.
-        algorithm: the server's.
+        algorithm: the server's algorithm.
         settings: the rules of the federation.
         loss: ``loss(output, y)``, a mean over the samples.
     """
@@ -51,7 +51,7 @@ class Client:
 
     @property
     def samples(self) -> int:
-        """How many it has."""
+        """The number of samples."""
         return len(self._labels)
 
     def initial_state(self) -> Any:
@@ -68,6 +68,6 @@ class Client:
 
 
 def _samples(features: Any, dtype: torch.dtype) -> Tensor:
-    """Return samples as the model takes them: numbers of its dtype, and whole ones as they are."""
+    """Return samples as the model takes them: floats in its dtype, integers unchanged."""
     found = tensor(features, "the features")
     return found.to(dtype) if found.is_floating_point() else found

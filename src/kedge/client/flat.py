@@ -1,8 +1,8 @@
 """A module whose parameters are views of one flat vector.
 
-A step is then a few vector operations however many parameters there are. Buffers (BatchNorm's statistics) are not part
-of the algorithms' vectors: they start from the server's at every client, follow the gradients at the local model, and
-are averaged apart.
+A step is then a few vector operations, however many parameters there are. Buffers (BatchNorm's statistics) are not part
+of the algorithms' vectors: every client starts from the server's, gradients at the local model update them, and they
+are averaged separately.
 """
 
 import copy
@@ -38,7 +38,7 @@ class FlatModule:
         self._frozen = frozen(self.module)
         self._shapes = [p.shape for p in self.parameters]
         self.initial = _flat(self.parameters, self.parameters[0])
-        # Tables of another dtype than the statistics, and counters, belong to nobody's average.
+        # Buffers of any other dtype, such as counters, are not averaged.
         dtype = _statistics_dtype(self.module, self.initial.dtype)
         floating = [b for b in self.module.buffers() if b.dtype == dtype]
         self.buffers = _flat(floating, self.initial)
@@ -49,7 +49,7 @@ class FlatModule:
         self.bind(self.initial.clone())
 
     def enter(self, buffers: Tensor) -> None:
-        """Start a client's training from the server's buffers; what is not averaged starts anew at every client."""
+        """Start a client's training from the server's buffers; what is not averaged starts afresh at every client."""
         self.module.train()
         for module in self._frozen:
             module.training = False
@@ -58,16 +58,16 @@ class FlatModule:
             buffer.copy_(initial)
 
     def check_tables(self) -> None:
-        """Say it if training has changed a buffer that is not averaged because of its dtype."""
+        """Refuse a model whose training changes a buffer that is not averaged because of its dtype."""
         for name, (buffer, initial) in self._others.items():
             if buffer.is_floating_point() and not torch.equal(buffer, initial):
                 raise UsageError(
-                    f"the buffer {name} of the model is of {buffer.dtype} and changes in training, "
-                    f"but the statistics that clients share are of {self.buffers.dtype}; give them one dtype"
+                    f"the buffer {name} of the model has dtype {buffer.dtype} and changes in training, "
+                    f"but the statistics that clients share have {self.buffers.dtype}; give them one dtype"
                 )
 
     def bind(self, point: Vector) -> None:
-        """Let the parameters be views of ``point``, (d,) or (1, d)."""
+        """Make the parameters views of ``point``, (d,) or (1, d)."""
         point = point.view(-1)
         if point.data_ptr() == self._bound.data_ptr():
             return
@@ -81,12 +81,12 @@ class FlatModule:
         self.buffers.copy_(buffers)
         result = copy.deepcopy(self.module)
         for buffer in result.buffers():
-            buffer.data = buffer.data.clone()  # a deep copy leaves them views of one storage
+            buffer.data = buffer.data.clone()  # after a deep copy they still share one storage
         return result.eval()
 
 
 def frozen(model: nn.Module) -> list[nn.Module]:
-    """Return the parts that ``eval()`` has frozen. A model wholly in evaluation mode has none: it is trained."""
+    """Return the parts that ``eval()`` has frozen. A model entirely in evaluation mode has none."""
     parts = [module for module in model.modules() if not module.training]
     return parts if any(module.training for module in model.modules()) else []
 
@@ -95,15 +95,15 @@ def _check_dtypes(parameters: Mapping[str, Tensor]) -> None:
     first = next(iter(parameters))
     for name, value in parameters.items():
         if not value.is_floating_point():
-            raise UsageError(f"the parameter {name} of the model is of {value.dtype}, but must be real")
+            raise UsageError(f"the parameter {name} of the model has dtype {value.dtype}, but must be real")
         if value.dtype != parameters[first].dtype:
             raise UsageError(
-                f"the parameter {name} of the model is of {value.dtype}, but {first} is of {parameters[first].dtype}; "
-                "give all of them one dtype"
+                f"the parameter {name} of the model has dtype {value.dtype}, but {first} has "
+                f"{parameters[first].dtype}; give all of them one dtype"
             )
 
 
 def _statistics_dtype(model: nn.Module, usual: torch.dtype) -> torch.dtype:
-    """Return the dtype of BatchNorm's statistics, which may not be that of the parameters."""
+    """Return the dtype of BatchNorm's statistics, which may differ from that of the parameters."""
     norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
     return next((norm.running_mean.dtype for norm in norms if norm.running_mean is not None), usual)

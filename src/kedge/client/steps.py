@@ -1,4 +1,4 @@
-"""The local steps of one client on its own samples, with autograd or with gradients that somebody else takes."""
+"""The local steps of one client on its own samples, with gradients from autograd or from elsewhere."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class Samples:
-    """Samples as rows, whatever the order in which their numbers lie in memory: a minibatch is one copy."""
+    """Samples as rows, whatever their memory layout: a minibatch is one copy."""
 
     def __init__(self, features: Tensor) -> None:
         self._last = features.ndim == 4 and features.is_contiguous(memory_format=torch.channels_last)
@@ -30,17 +30,17 @@ class Samples:
 
 
 class Gradients(Protocol):
-    """Takes the gradients of a module's loss by all its trained parameters."""
+    """Takes the gradients of a module's loss with respect to all its trained parameters."""
 
     def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
-        """Return them at the parameters as they are; ``seed`` is for the module's random numbers."""
+        """Return the gradients at the current parameters; ``seed`` is for the module's random numbers."""
         ...
 
 
 class ClientSteps:
-    """Runs the local steps of one client after the other on a flat module, whose ``gradients`` it is given.
+    """Runs the local steps of clients one after another on a flat module, with the given ``gradients``.
 
-    ``own(client)`` says which of the samples are the client's.
+    ``own(client)`` returns which samples belong to the client.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Autograd:
         self._loss = loss
 
     def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
-        """Return the gradients at the parameters as they are bound."""
+        """Return the gradients at the currently bound parameters."""
         if seed is not None:
             torch.manual_seed(seed)
         with torch.enable_grad():

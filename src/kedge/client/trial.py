@@ -1,4 +1,4 @@
-"""Try a model on a minibatch before anything else is done with it: what is wrong is said in a sentence."""
+"""Try a model on a minibatch before doing anything else with it, and report any problem in one sentence."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ def try_model(
 ) -> bool:
     """Run the model on a minibatch and check all labels; return whether it draws random numbers (dropout).
 
-    ``who`` says why the minibatch is as small as it is.
+    ``who`` explains why the minibatch is so small.
     """
     buffers, before = flat.buffers.clone(), _random_state(features.device)
     flat.enter(buffers)
@@ -39,7 +39,7 @@ def try_model(
         _set_random_state(before, features.device)
         flat.enter(buffers)
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise UsageError("the loss must be one number for a minibatch, but it is not a scalar tensor")
+        raise UsageError("the loss of a minibatch is not a scalar tensor, but must be one number")
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in flat.module.modules())
     return drew or drops
 
@@ -60,19 +60,19 @@ def is_cross_entropy(loss: Any) -> bool:
 
 
 def is_plain(loss: Any, kind: type[nn.Module]) -> bool:
-    """Whether ``loss`` is a module of this kind without options."""
+    """Whether ``loss`` is a module of this kind with default options."""
     options = ("reduction", "label_smoothing", "ignore_index", "weight")
     return type(loss) is kind and all(getattr(loss, name, None) == getattr(kind(), name, None) for name in options)
 
 
 def check_labels(output: Any, labels: Iterable[Tensor]) -> None:
-    """Cross-entropy reads labels as classes; say so before an index error deep inside does."""
+    """Check that cross-entropy can read the labels as classes, before it fails deep inside with an index error."""
     if not isinstance(output, Tensor) or output.ndim != 2:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UsageError(f"the model's output is {shape}, but cross-entropy needs (samples, classes)")
     for some in labels:
         if some.is_floating_point():
-            raise UsageError("the labels are not integers, as cross-entropy needs; pass another loss")
+            raise UsageError("the labels are not integers, but cross-entropy needs integers; pass a different loss")
         if some.ndim != 1:
             raise UsageError(f"the labels have the shape {tuple(some.shape)}, but cross-entropy needs (samples,)")
         if some.numel() and int(some.max()) >= output.shape[1]:

@@ -1,1 +1,1 @@
-"""Reports: what runs came to, as tables, files and figures."""
+"""Reports: the results of runs as tables, files and figures."""

@@ -1,4 +1,4 @@
-"""Several algorithms over several seeds, summed up."""
+"""Several algorithms over several seeds, summarised."""
 
 import statistics
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ class Record:
     algorithm: str
     seed: int
     history: list[Row]
-    diverged: int | None = None  # the round in which it did
+    diverged: int | None = None  # the round in which it diverged
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What an algorithm came to: means over the seeds."""
+    """The results of an algorithm: means over the seeds."""
 
     algorithm: str
     seeds: int
@@ -28,20 +28,20 @@ class Summary:
     final_accuracy_std: float | None
     best_accuracy: float | None
     final_loss: float | None
-    rounds_to_target: float | None  # None: some seed never reached it
+    rounds_to_target: float | None  # None: at least one seed never reached it
     megabytes_to_target: float | None
     gradients: float | None
     seconds: float | None
 
 
 def default_target(records: Iterable[Record]) -> float | None:
-    """Return 95 % of the best final accuracy of any algorithm: what the good ones reach, rounded to a per cent."""
+    """Return 95 % of the best final accuracy of any algorithm, which the good ones reach, rounded to one percent."""
     finals = [mean for _, mean in _final(records, "test_accuracy")]
     return round(0.95 * max(finals), 2) if finals else None
 
 
 def summarise(records: list[Record], target: float | None) -> list[Summary]:
-    """Sum up, in the order in which the algorithms were given."""
+    """Summarise, in the order in which the algorithms were given."""
     return [
         _summary(name, [record for record in records if record.algorithm == name], target)
         for name in dict.fromkeys(record.algorithm for record in records)

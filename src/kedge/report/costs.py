@@ -1,9 +1,9 @@
-"""What the algorithms cost and what they take, in words: for the command line's table and the page of algorithms.
+"""What the algorithms cost and which hyper-parameters they take, for the command line and docs/algorithms.md.
 
     python -m kedge.report.costs docs/algorithms.md
 
 rewrites the generated parts of the page in place: the overview, and in every section the costs and the table of
-hyper-parameters. Everything else on the page is written by hand, also the limits, which the overview collects.
+hyper-parameters. Everything else on the page is written by hand, including the limits, which the overview collects.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from kedge.errors import UsageError
 
 Kind = type[Algorithm[Any, Any]]
 
-PARAMETERS, BYTES = 1_000_000, 4  # of the model in the examples, and of a number
+PARAMETERS, BYTES = 1_000_000, 4  # of the example model, and per number
 SECTION = re.compile(r"### (?P<name>.+) \(`(?P<id>[^`]+)`\)\n")
 COSTS = re.compile(r"^\*\*Costs\.\*\*.*$", re.MULTILINE)
 HYPER = re.compile(r"^\| name \|.*\n(?:\|.*\n)*", re.MULTILINE)
@@ -31,9 +31,9 @@ SYMBOLS = re.compile(r"^\*\*Symbols\.\*\*.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
 
 
 class Figures(NamedTuple):
-    """The costs of an algorithm, each in a word: per client of the cohort and round, with K local steps."""
+    """The costs of an algorithm, each in a word or two: per client of the cohort and round, with K local steps."""
 
-    down: str  # vectors; in parentheses what one client of the cohort has besides
+    down: str  # vectors; in parentheses, what one client of the cohort adds
     up: str
     gradients: str
     client: str  # vectors of state
@@ -65,7 +65,8 @@ def costs(kind: Kind) -> str:
     for before, after in zip(few.round, many.round, strict=True):
         if after.cohort == "first":
             gradients = _count(_linear(before.gradients, after.gradients), "gradient")
-            text += f" One client of the cohort besides: down {_sent(after.down)}, up {_sent(after.up)}; {gradients}."
+            text += f" In addition, one client of the cohort: down {_sent(after.down)}, up {_sent(after.up)};"
+            text += f" {gradients}."
     if many.opening:
         text += " Opening, once on all N clients:"
         text += "".join(f" down {_sent(e.down)}, up {_sent(e.up)}; {work}." for e, work in _opening(kind, many))
@@ -83,12 +84,12 @@ def hyper_parameters(kind: Kind) -> str:
 
 
 def refreshed(page: str) -> str:
-    """Return the page with its generated parts made anew."""
+    """Return the page with its generated parts updated."""
     return OVERVIEW.sub(lambda _: overview(page), "".join(_refreshed(block) for block in _blocks(page)))
 
 
 def overview(page: str) -> str:
-    """Write the table of all algorithms; where they end is what their sections say."""
+    """Write the table of all algorithms; their limits come from their sections."""
     head = ("id", "class", "down", "up", "gradients", "client", "server", "cohort", "limit, S = N", "limit, S < N")
     rows = [head, ("---",) * len(head)]
     found = sections(page)
@@ -115,7 +116,7 @@ def symbols(page: str) -> str:
 
 
 def read_page() -> str:
-    """Return the page of algorithms: the one installed with the package, or that of the source tree."""
+    """Return the page of algorithms, from the installed package or the source tree."""
     installed = resources.files("kedge.report") / "algorithms.md"
     source = Path(__file__).parents[3] / "docs" / "algorithms.md"
     for place in (installed, source):
@@ -131,7 +132,7 @@ def _at_10_and_11(kind: Kind) -> tuple[Cost, Cost]:
 
 
 def _with_all(kind: Kind, words: str) -> str:
-    """Say how many vectors go down where everyone takes part, if they are fewer."""
+    """Say how many vectors go down when everyone takes part, if there are fewer."""
     algorithm = kind(eta=0.1)
     sampled, everyone = (cost(algorithm, everyone=all_of_them).down().vectors for all_of_them in (False, True))
     return words.format(everyone) if everyone < sampled else ""

@@ -1,4 +1,4 @@
-"""Figures: curves with a band over the seeds, and who holds which labels. Each is a PNG and an SVG."""
+"""Figures: curves with a band over the seeds, and which client holds which labels. Each is a PNG and an SVG."""
 
 import io
 from collections.abc import Sequence
@@ -74,13 +74,13 @@ def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Pa
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the two files of a figure: ``path`` with the endings of its formats, whichever of them it has."""
+    """Return the two files of a figure: ``path`` with the suffix of each format, whichever it has now."""
     stem = path.name.removesuffix(".png").removesuffix(".svg")
     return [path.with_name(stem + ending) for ending in (".png", ".svg")]
 
 
 def tidy(axes: Axes) -> None:
-    """Take away what carries no information."""
+    """Remove what carries no information."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
 
@@ -96,9 +96,9 @@ DATES = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure in the format of its ending; like every file it is whole, or there is a `WriteError`.
+    """Write a figure in the format of its suffix; like every file, it is complete or there is a `WriteError`.
 
-    No date and a fixed salt: the same data give the same file.
+    There is no date and a fixed salt, so the same data gives the same file.
     """
     content = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "kedge", "svg.fonttype": "none"}):

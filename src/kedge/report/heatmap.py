@@ -1,4 +1,4 @@
-"""The picture of a sweep: a matrix of numbers over two keys, a curve over one, a panel per key over more."""
+"""The picture of a sweep: a matrix of numbers for two keys, a curve for one, a panel per key for more."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ LINE = "#0072B2"
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of a sweep: its values by key, its mean and spread, and a word where there is none, or more to say."""
+    """A point of a sweep: its values by key, its mean and spread, and a note such as why there is no mean."""
 
     point: Mapping[str, Any]
     mean: float | None
@@ -34,7 +34,7 @@ def draw_sweep(cells: Sequence[Cell], path: Path, metric: str, more_is_better: b
         len({str(cell.point[key]) for cell in cells}) for key in keys
     )
     known = [cell for cell in cells if cell.mean is not None]
-    # Points that were stopped early are worse by judgement, not by number: the best is the first that was not.
+    # Points that were stopped early rank lower whatever their number: the best is one that was not stopped.
     best = max(
         known, key=lambda cell: (not cell.note, (cell.mean or 0.0) * (1 if more_is_better else -1)), default=None
     )
@@ -130,7 +130,7 @@ def _panels(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better:
 
 
 def _places(axes: Axes, values: list[Any]) -> dict[str, float]:
-    """Return where each value stands: numbers to scale, on a log scale if they span one; words side by side."""
+    """Return the position of each value: numbers to scale, logarithmic if they span enough; words side by side."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         if values[0] > 0 and values[-1] / values[0] >= 8:
             axes.set_xscale("log")

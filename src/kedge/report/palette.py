@@ -4,7 +4,7 @@ from typing import Any
 
 from kedge.algorithms import ALGORITHMS
 
-# Okabe and Ito's colours, which people with any colour vision tell apart; beyond eight, line styles repeat them.
+# Okabe and Ito's colours, which people with any colour vision can tell apart; beyond eight, line styles vary.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933"]
 STYLES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
@@ -17,9 +17,9 @@ _FIRST = {
 
 
 def look(label: str, place: int = 0) -> dict[str, Any]:
-    """Return the look of a line by the algorithm it is named after; a variant, "fedavg, free step", is dash-dotted.
+    """Return the look of a line, from the algorithm it is named after; a variant, "fedavg, free step", is dash-dotted.
 
-    A line that is named after none takes the look of its place in the figure.
+    A line named after no algorithm gets the look of its place in the figure.
     """
     name, comma, _ = label.partition(",")
     if name in _FIRST:

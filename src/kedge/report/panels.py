@@ -1,4 +1,4 @@
-"""A table of small diagrams that share their lines: each a PNG and an SVG."""
+"""A table of small diagrams with the same lines, as a PNG and an SVG."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from kedge.report.palette import COLOURS, look
 FORMATS = ("png", "svg")
 
 FEW = 15
-"""Points of a curve that are all marked."""
+"""Curves with at most this many points have a marker on each."""
 
 Points = tuple[list[float], list[float]]
 """x and y of one run."""
@@ -25,17 +25,17 @@ Points = tuple[list[float], list[float]]
 
 @dataclass
 class Series:
-    """A line: its runs, one a seed, with as many points each (NaN: none there), and how many of them diverged."""
+    """A line: its runs, one per seed, each with the same number of points (NaN: missing), and how many diverged."""
 
     label: str
-    note: str = ""  # behind the label in the legend, as the rates of the line
+    note: str = ""  # after the label in the legend, such as the rates of the line
     runs: list[Points] = field(default_factory=list)
     diverged: int = 0
 
 
 @dataclass(frozen=True)
 class View:
-    """One diagram; all of a figure that have the same y have one scale."""
+    """One diagram; all diagrams of a figure with the same y share one scale."""
 
     title: str
     x: str
@@ -48,7 +48,7 @@ class View:
 def draw_views(
     rows: Sequence[Sequence[View]], path: Path, title: str, note: str, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Draw the views as a table; a line has one look in all of them."""
+    """Draw the views as a table; a line looks the same in all of them."""
     columns = max(len(row) for row in rows)
     labels = list(dict.fromkeys(line.label for row in rows for view in row for line in view.series))
     figure = Figure(figsize=(max(6.0, 4.7 * columns), 3.7 * len(rows) + 0.9), layout="constrained")
@@ -65,7 +65,7 @@ def draw_views(
 
 
 def _range(views: Sequence[View]) -> tuple[float, float] | None:
-    """Return the limits of y that hold all lines: of means over the runs, with a margin."""
+    """Return y limits, with a margin, that contain the means over the runs of all lines."""
     means = [np.ma.masked_invalid([run[1] for run in line.runs]).mean(0)
              for view in views for line in view.series if line.runs]  # fmt: skip
     values = [float(value) for mean in means for value in np.ma.compressed(mean)]
@@ -149,7 +149,7 @@ def _draw(axes: Axes, view: View, labels: list[str], limits: tuple[float, float]
 
 
 def _note(axes: Axes, view: View, line: Series) -> None:
-    """Say in the diagram which lines lost runs."""
+    """Note in the diagram which lines lost runs."""
     before = sum(other.diverged > 0 for other in view.series[: view.series.index(line)])
     text = f"{line.label}: {line.diverged} diverged"
     axes.text(0.98, 0.02 + 0.06 * before, text, transform=axes.transAxes, ha="right", fontsize=7, color="#555555")
