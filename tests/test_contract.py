@@ -236,7 +236,7 @@ def test_the_unheard_keep_their_state_to_the_bit_and_the_sums_stay_true(case, se
     everyone = range(len(PROBLEM.federation))
 
     def states() -> torch.Tensor:
-        return torch.stack([getattr(simulation.clients[client], name) for client in everyone])
+        return torch.stack([simulation.client(client)[name] for client in everyone])
 
     before = states()
     for round in range(4):
@@ -248,6 +248,6 @@ def test_the_unheard_keep_their_state_to_the_bit_and_the_sums_stay_true(case, se
         changed = {client for client in everyone if not torch.equal(before[client], after[client])}
         # Who is alone heard does not differ from the mean: FedGATE then corrects nothing.
         assert changed == moved or (changed < moved and len(moved) == 1)
-        error = SUMS[name](simulation.server._asdict(), after).abs().max()
+        error = SUMS[name](simulation.server, after).abs().max()
         assert float(error) <= 1e-12 * max(1.0, float(after.abs().max()))
         before = after

@@ -56,3 +56,15 @@ def test_no_algorithm_is_named_outside_its_layer():
         for file in (ROOT / layer).rglob("*.py"):
             used = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
             assert not used & names, file
+
+
+@pytest.mark.parametrize("name", ["Plan", "Job", "View", "Data", "Model", "Round", "Heard"])
+def test_a_short_name_means_one_thing(name):
+    classes = [
+        f"{file}: {node.name}"
+        for file in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    assert len(classes) <= 1
+    assert classes or name not in kedge.__all__
