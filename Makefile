@@ -30,9 +30,9 @@ unit: $(READY)  ## the tests, with branch coverage
 	$(BIN)/python -m pytest --numprocesses auto --cov=kedge --cov-report=term:skip-covered
 
 docs: $(READY)  ## rewrite the generated parts of the documents
-	$(BIN)/python -m kedge.report.costs docs/algorithms.md
-	$(BIN)/python -m kedge.report.settings docs/settings.md
-	$(BIN)/python -m kedge.reproduce.page README.md docs/reproduce.md
+	$(BIN)/python -m docs.tables.algorithms docs/algorithms.md
+	$(BIN)/python -m docs.tables.settings docs/settings.md
+	$(BIN)/python -m docs.tables.reproduction README.md docs/reproduce.md
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import kedge
-from kedge.exchange import Effort, Needs, Round
+from kedge.exchange import Effort, Heard, Needs
 from kedge.keyed import sample_cohort
 from kedge.local_steps import local_steps
 
@@ -52,7 +52,7 @@ def run(
             for field, value in zip(state, new, strict=True):
                 field[rows] = value
             mean = type(up)(*(value.mean(0) if value.ndim else value for value in up))
-            server = exchange.fold(server, mean, Round(len(rows) / clients, STEPS))
+            server = exchange.fold(server, mean, Heard(len(rows) / clients, STEPS))
     return server
 
 

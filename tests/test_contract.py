@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 import kedge
 from kedge.costs import Size
-from kedge.exchange import Effort, Needs, Round
+from kedge.exchange import Effort, Heard, Needs
 from kedge.keyed import sample_cohort
 from kedge.local_steps import local_steps
 from kedge.simulator import Settings, Simulation
@@ -107,7 +107,7 @@ def test_a_cohort_equals_its_clients_one_by_one(case, cohort):
                 torch.testing.assert_close(one, many[i] if many.ndim else many, rtol=0, atol=1e-14)
         rows = [state for _, state in singles]
         mean = type(singles[0][0])(*(sum(f) / clients for f in zip(*(up for up, _ in singles), strict=True)))
-        server = exchange.fold(server, mean, Round(share=1.0, local_steps=STEPS))
+        server = exchange.fold(server, mean, Heard(share=1.0, local_steps=STEPS))
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
@@ -129,7 +129,7 @@ def test_rules_change_nothing_that_they_are_given(case):
             ALL,
         )
         up, new = exchange.reply(down, client, local)
-        folded = exchange.fold(server, up, Round(share=0.5, local_steps=STEPS))
+        folded = exchange.fold(server, up, Heard(share=0.5, local_steps=STEPS))
         for value, copy in zip([*server, *client, *down], before, strict=True):
             assert torch.equal(value, copy)
         server, client = folded, new

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from docs.tables import algorithms
 from kedge.report import costs
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +22,7 @@ def page():
 
 
 def test_the_generated_parts_are_current(page):
-    assert costs.refreshed(page) == page, "run `make docs`"
+    assert algorithms.refreshed(page) == page, "run `make docs`"
 
 
 def test_the_sections_are_those_of_the_built_in_algorithms_in_their_order(page):
@@ -43,23 +44,23 @@ def test_refreshing_mends_every_generated_part_and_nothing_else(page):
     spoilt = re.sub(r"\| `(eta|beta)` .*\n", "", spoilt)
     spoilt = re.sub(r"(?<=overview -->\n)(.*\n)+?(?=<!-- end)", "", spoilt)
     assert len(spoilt) < len(page)
-    assert costs.refreshed(spoilt) == page
+    assert algorithms.refreshed(spoilt) == page
 
 
 def test_the_page_is_rewritten_in_place(page, tmp_path):
     file = tmp_path / "page.md"
     file.write_text(page.replace("**Costs.** Per", "**Costs.** Once per"), encoding="utf-8")
-    costs.main([str(file)])
+    algorithms.main([str(file)])
     assert file.read_text(encoding="utf-8") == page
 
 
 def test_an_algorithm_without_a_section_is_named(page):
     with pytest.raises(kedge.UsageError, match="does not say where stem ends"):
-        costs.refreshed(page.replace("### STEM (`stem`)", "### STEM"))
+        algorithms.refreshed(page.replace("### STEM (`stem`)", "### STEM"))
 
 
 def test_links_within_the_overview_lead_to_headings(page):
-    headings = {costs._anchor(line) for line in page.splitlines() if line.startswith("#")}
+    headings = {algorithms._anchor(line) for line in page.splitlines() if line.startswith("#")}
     links = re.findall(r"\]\(#([^)]+)\)", page)
     assert len(links) == len(kedge.ALGORITHMS)
     assert set(links) <= headings

@@ -117,8 +117,8 @@ class FrozenScaffold(kedge.Scaffold):
     def reply(self, down, client, local):
         return super().reply(down, client, local)[0], client
 
-    def fold(self, server, up, round):
-        return super().fold(server, up, round)._replace(c=server.c)
+    def fold(self, server, up, heard):
+        return super().fold(server, up, heard)._replace(c=server.c)
 
 
 class FrozenScaffoldM(kedge.ScaffoldM):
@@ -133,8 +133,8 @@ class FrozenScaffoldM(kedge.ScaffoldM):
     def reply(self, down, client, local):
         return super().reply(down, client, local)[0], client
 
-    def fold(self, server, up, round):
-        return super().fold(server, up, round)._replace(c=server.c)
+    def fold(self, server, up, heard):
+        return super().fold(server, up, heard)._replace(c=server.c)
 
 
 @PARTICIPATION

@@ -24,5 +24,5 @@ class FedProxM(SingleExchange):
     def broadcast(self, server): return server
     def direction(self, down, client): return self.beta * GRAD + (1 - self.beta) * down.g + self.mu * DISPLACEMENT
     def reply(self, down, client, local): return Up(local.mean_direction), client
-    def fold(self, server, up, round):
-        return Server(x=server.x - self.eta * round.local_steps * up.direction, g=up.direction)
+    def fold(self, server, up, heard):
+        return Server(x=server.x - self.eta * heard.local_steps * up.direction, g=up.direction)

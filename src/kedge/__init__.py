@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.costs import Cost, cost
     from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction, last_grad
     from kedge.errors import UsageError
-    from kedge.exchange import Effort, Exchange, Local, Nothing, Round
+    from kedge.exchange import Effort, Exchange, Heard, Local, Nothing
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
     from kedge.questions import FullGradient
     from kedge.runs.live import CallbackError, LiveRun
@@ -111,6 +111,7 @@ __all__ = [
     "FedYogi",
     "Federation",
     "FullGradient",
+    "Heard",
     "LiveRun",
     "Local",
     "MBStorm",
@@ -120,7 +121,6 @@ __all__ = [
     "MimeMVR",
     "Nothing",
     "Result",
-    "Round",
     "Scaffold",
     "ScaffoldM",
     "ScaffoldMVR",

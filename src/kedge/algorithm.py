@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, cast
 from kedge.checks import LARGEST, limits
 from kedge.direction import Vector
 from kedge.errors import UsageError, shown
-from kedge.exchange import ClientT, DownT, Exchange, Nothing, Round, ServerT, UpT
+from kedge.exchange import ClientT, DownT, Exchange, Heard, Nothing, ServerT, UpT
 
 SYMBOLS = """\
 x^r is the server's model in round r, x_i^{r,k} that of client i after k of its K local steps, each of which subtracts
@@ -132,6 +132,6 @@ class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, Dow
         return (self,)
 
 
-def server_rate(gamma: float | None, eta: float, round: Round) -> float:
+def server_rate(gamma: float | None, eta: float, heard: Heard) -> float:
     """Return gamma; None means eta K, plain averaging of the local models."""
-    return eta * round.local_steps if gamma is None else gamma
+    return eta * heard.local_steps if gamma is None else gamma

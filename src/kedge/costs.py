@@ -14,7 +14,7 @@ from torch import Tensor
 from kedge.algorithm import Algorithm
 from kedge.direction import Vector
 from kedge.errors import UsageError
-from kedge.exchange import Cohort, Effort, Exchange, Needs, NotKeptError, Round
+from kedge.exchange import Cohort, Effort, Exchange, Heard, Needs, NotKeptError
 from kedge.forming import formed
 from kedge.local_steps import local_steps
 
@@ -133,7 +133,7 @@ def trace(
         full_passes=calls if effort.minibatches is None else 0,
         needs=needs,
     )
-    return Trace(cost, up, exchange.fold(server, up, Round(share=1.0, local_steps=base.steps)), new)
+    return Trace(cost, up, exchange.fold(server, up, Heard(share=1.0, local_steps=base.steps)), new)
 
 
 def cost(

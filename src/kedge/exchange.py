@@ -25,8 +25,8 @@ class Effort(NamedTuple):
     minibatches: int | None = 1  # None: the client's whole data
 
 
-class Round(NamedTuple):
-    """What a server knows when it folds a mean reply."""
+class Heard(NamedTuple):
+    """What a server knows of the replies that it folds, besides their mean."""
 
     share: float  # replies / N
     local_steps: float  # K; its mean over the clients where they differ
@@ -125,7 +125,7 @@ class Exchange(ABC, Generic[ServerT, ClientT, DownT, UpT]):
         """What goes up, and the client's new state. If the reply is lost, so is the new state."""
 
     @abstractmethod
-    def fold(self, server: ServerT, up: UpT, round: Round) -> ServerT:
+    def fold(self, server: ServerT, up: UpT, heard: Heard) -> ServerT:
         """The server's new state from the mean reply."""
 
     def start(self, down: DownT, client: ClientT) -> Vector:

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from kedge.algorithm import Algorithm
 from kedge.direction import Vector
-from kedge.exchange import Effort, Needs, Round
+from kedge.exchange import Effort, Heard, Needs
 from kedge.local_steps import local_steps
 
 CLIENTS, SIZE, STEPS, ROUNDS = 3, 48, 2, 5
 EXACT = 1e-9
 """A residual, relative to the vector, that is nothing but rounding."""
 
-Heard = dict[tuple[int, str], Tensor]
+Received = dict[tuple[int, str], Tensor]
 """The vectors that a client hears in a round, by exchange and field."""
 
 _RATES = {"eta": 0.1, "gamma": 0.2}  # they do not affect which vectors are formed, but they do affect overflow
@@ -38,7 +38,7 @@ def formed(algorithm: Algorithm[Any, Any]) -> frozenset[tuple[int, str]]:
     return frozenset(place for place in heard[0] if place[1] != "x" and _is_formed(place, heard))
 
 
-def _is_formed(place: tuple[int, str], heard: list[Heard]) -> bool:
+def _is_formed(place: tuple[int, str], heard: list[Received]) -> bool:
     number, _ = place
     if (number, "x") not in heard[0]:
         return False
@@ -55,7 +55,7 @@ class _Client(NamedTuple):
     weight: float
 
 
-def _heard(algorithm: Algorithm[Any, Any]) -> list[Heard]:
+def _heard(algorithm: Algorithm[Any, Any]) -> list[Received]:
     """Return the vectors that every client hears, round by round, except in the first, which may differ."""
     given = {field.name for field in dataclasses.fields(algorithm) if getattr(algorithm, field.name) is not None}
     algorithm = dataclasses.replace(algorithm, **{name: rate for name, rate in _RATES.items() if name in given})
@@ -67,9 +67,9 @@ def _heard(algorithm: Algorithm[Any, Any]) -> list[Heard]:
     clients = [_Client(draw(SIZE), draw(SIZE, STEPS), 0.5 + 0.5 * number) for number in range(CLIENTS)]
     x = draw(SIZE)
     server, own = algorithm.init_server(x), [algorithm.init_client(x) for _ in clients]
-    heard: list[Heard] = []
+    heard: list[Received] = []
     for number in range(-1, ROUNDS):
-        messages: Heard = {}
+        messages: Received = {}
         for place, exchange in enumerate(algorithm.opening() if number < 0 else algorithm.exchanges(number, 0)):
             down = exchange.broadcast(server)
             if exchange.cohort != "first":
@@ -85,7 +85,7 @@ def _heard(algorithm: Algorithm[Any, Any]) -> list[Heard]:
                 weight = 1.0 if exchange.cohort == "first" else clients[i].weight
                 replies.append([weight * field for field in reply])
             mean = type(reply)(*(sum(fields) / len(replies) for fields in zip(*replies, strict=True)))
-            server = exchange.fold(server, mean, Round(share=1.0, local_steps=STEPS))
+            server = exchange.fold(server, mean, Heard(share=1.0, local_steps=STEPS))
         if number > 0:
             heard.append(messages)
     return heard

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kedge.direction import GRAD, Direction, Vector
-from kedge.exchange import Effort, Exchange, Local, Round
+from kedge.exchange import Effort, Exchange, Heard, Local
 
 
 class Point(NamedTuple):
@@ -42,7 +42,7 @@ class FullGradient(Exchange[Any, Any, Point, Gradient]):
         """Reply with the gradient; the state stays the same."""
         return Gradient(local.mean_direction), client
 
-    def fold(self, server: Any, up: Gradient, round: Round) -> Any:
+    def fold(self, server: Any, up: Gradient, heard: Heard) -> Any:
         """Change nothing."""
         return server
 

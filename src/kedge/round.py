@@ -21,7 +21,7 @@ from torch import Tensor
 from kedge.algorithm import Algorithm
 from kedge.costs import fresh, trace
 from kedge.direction import Direction, Vector
-from kedge.exchange import Effort, Exchange, Local, Needs, Round
+from kedge.exchange import Effort, Exchange, Heard, Local, Needs
 from kedge.forming import formed
 from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
 from kedge.settings import Settings
@@ -310,7 +310,7 @@ class Rounds:
     def fold(self, moment: Moment, question: Question, total: Total) -> Moment:
         """Return what the server makes of the mean reply."""
         *_, buffers, (sent, gradients) = total.values
-        heard = Round(total.replies / len(self.sizes), self._mean_steps)
+        heard = Heard(total.replies / len(self.sizes), self._mean_steps)
         return moment._replace(
             state=question.exchange.fold(moment.state, self.mean(question, total), heard),
             buffers=moment.buffers + buffers / total.replies if buffers.numel() else moment.buffers,

@@ -107,7 +107,7 @@ def test_a_finished_run_says_so_and_can_be_extended(tmp_path, capsys):
 
 
 def test_a_diverged_run_says_so(capsys):
-    assert execute(["run", *QUICK, "--eta", "1e300", "--out", "run"]) == 1
+    assert execute(["run", *QUICK, "--eta", "1e30", "--local-steps", "12", "--out", "run"]) == 1
     capsys.readouterr()
     assert execute(["resume", "run"]) == 1
     assert capsys.readouterr().err == "kedge: scaffold-m in run diverged in round 1\n"

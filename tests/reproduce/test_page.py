@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.reproduce import page
+from docs.tables import reproduction as page
 from kedge.reproduce.experiment import load, names
 from kedge.reproduce.results import write_measures
 from tests.reproduce.rows import ROW

@@ -205,7 +205,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-SWEEP = ["-m", "kedge", "sweep", "--rounds", "100000", "--workers", "2"]
+SWEEP = ["-m", "kedge", "sweep", "--rounds", "100000", "--jobs", "2"]
 SWEEP += ["--grid", "algorithm.eta=0.1,0.2", "--set", "run.eval_every=1"]
 
 

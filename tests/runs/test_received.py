@@ -43,7 +43,7 @@ def run(out, *options):
 
 
 def compare(out, *options):
-    return execute(["compare", *QUICK, "--algorithms", "fedavg", "--seeds", "1", "--rounds", "2", "--workers", "1",
+    return execute(["compare", *QUICK, "--algorithms", "fedavg", "--seeds", "1", "--rounds", "2", "--jobs", "1",
                     "--out", out, *options])  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def test_only_regular_files_of_python_run(tmp_path, capsys, name):
 
 def test_processes_inherit_the_consent(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    options = ["--algorithms", "fedavg,mine.py:Mine", "--seeds", "1", "--rounds", "2", "--workers", "2", "--out", "c"]
+    options = ["--algorithms", "fedavg,mine.py:Mine", "--seeds", "1", "--rounds", "2", "--jobs", "2", "--out", "c"]
     assert execute(["compare", *QUICK, *options]) == 0
     assert kedge.read_run("c/runs/Mine-0").finished
 
@@ -391,7 +391,7 @@ def test_a_configuration_that_was_edited_before_the_first_checkpoint_is_noticed(
 
 @pytest.mark.parametrize("key", ["features", "labels", "test features", "test labels"])
 def test_finished_runs_of_other_data_are_not_mixed_with_these(tmp_path, capsys, key):
-    options = ["--clients", "10", "--rounds", "1", "--local-steps", "1", "--seeds", "2", "--workers", "1", "--out", "c"]
+    options = ["--clients", "10", "--rounds", "1", "--local-steps", "1", "--seeds", "2", "--jobs", "1", "--out", "c"]
     command = ["compare", *options, "--set", "model.widths=[2]", "--algorithms"]
     assert execute([*command, "fedavg"]) == 0
     file = tmp_path / "c" / "runs" / "fedavg-1" / "fingerprint.json"

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kedge
+from docs.tables import settings as page
 from kedge.cli import options
 from kedge.cli.main import execute
 from kedge.errors import UsageError
-from kedge.report import settings as page
 from kedge.runs.config import check, resolved
 from kedge.runs.directory import to_toml
 from kedge.runs.settings import SETTINGS, Config, RunSettings, SimulationSettings

@@ -21,7 +21,7 @@ def normed() -> nn.Module:
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_round_stays_on_its_device_and_never_waits_for_it(case, engine, module, monkeypatch):
     # The labels are read once, before the first round.
-    monkeypatch.setattr("kedge.simulator.engines.module._check_labels", lambda output, federation: None)
+    monkeypatch.setattr("kedge.client.trial.check_labels", lambda output, labels: None)
     method = algorithm(case)
     # Few of everything: what `meta` does not have built in it works out in Python, slowly.
     settings = Settings(cohort=None if method.full_participation else 2, local_steps=2, batch_size=4)
@@ -35,7 +35,7 @@ def test_a_round_stays_on_its_device_and_never_waits_for_it(case, engine, module
 
 
 def test_large_groups_of_clients_share_their_operations_on_a_device(monkeypatch):
-    monkeypatch.setattr("kedge.simulator.engines.module._check_labels", lambda output, federation: None)
+    monkeypatch.setattr("kedge.client.trial.check_labels", lambda output, labels: None)
     settings = Settings(cohort=6, local_steps=3, batch_size=4)
     run = Simulation(model(), small(), kedge.ScaffoldM(eta=0.1), settings, device="meta")
     assert run.description() == "engine: fused-mlp, 1 thread"
@@ -43,7 +43,7 @@ def test_large_groups_of_clients_share_their_operations_on_a_device(monkeypatch)
 
 
 def test_convolutions_never_wait_for_their_device(monkeypatch):
-    monkeypatch.setattr("kedge.simulator.engines.module._check_labels", lambda output, federation: None)
+    monkeypatch.setattr("kedge.client.trial.check_labels", lambda output, labels: None)
     settings = Settings(cohort=3, local_steps=3, batch_size=4)
     run = Simulation(NETWORKS["pooled"](), images(), kedge.ScaffoldMVR(eta=0.1), settings, device="meta")
     assert run.description() == "engine: fused-cnn, 1 thread"

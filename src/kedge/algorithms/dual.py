@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kedge.algorithm import Algorithm, SingleExchange, hyper
 from kedge.algorithms.messages import Displacement, Model
 from kedge.direction import DISPLACEMENT, GRAD, Direction, Vector
-from kedge.exchange import Exchange, Local, Nothing, Round
+from kedge.exchange import Exchange, Heard, Local, Nothing
 from kedge.keyed import SKIP, keyed
 
 
@@ -69,8 +69,8 @@ class FedDyn(SingleExchange[Dynamic, RunningGradient, Model, Displacement]):
     def reply(self, down: Model, client: RunningGradient, local: Local) -> tuple[Displacement, RunningGradient]:
         return Displacement(local.displacement), RunningGradient(client.q_i + self.alpha * local.displacement)
 
-    def fold(self, server: Dynamic, up: Displacement, round: Round) -> Dynamic:
-        h = server.h + self.alpha * round.share * up.displacement
+    def fold(self, server: Dynamic, up: Displacement, heard: Heard) -> Dynamic:
+        h = server.h + self.alpha * heard.share * up.displacement
         return Dynamic(x=server.x - up.displacement - h / self.alpha, h=h)
 
 
@@ -148,5 +148,5 @@ class PrimalDualSteps(Exchange[Model, PrimalDual, Any, Any]):
         x_0i = local.x + lambda_i / self.alpha
         return Displacement(x - x_0i) if self.tells else Nothing(), PrimalDual(x, x_0i, lambda_i)
 
-    def fold(self, server: Model, up: Any, round: Round) -> Model:
+    def fold(self, server: Model, up: Any, heard: Heard) -> Model:
         return Model(x=server.x - up.displacement) if self.tells else server

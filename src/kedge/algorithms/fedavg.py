@@ -17,7 +17,7 @@ from kedge.algorithm import (
 from kedge.algorithms.exchanges import MeanGradient
 from kedge.algorithms.messages import Displacement, MeanDirection, Model, Momentum
 from kedge.direction import GRAD, Direction, Vector, grad_at
-from kedge.exchange import Exchange, Local, Nothing, Round
+from kedge.exchange import Exchange, Heard, Local, Nothing
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
     def reply(self, down: Model, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
         return Displacement(local.displacement), client
 
-    def fold(self, server: Model, up: Displacement, round: Round) -> Model:
-        g = up.displacement / (self.eta * round.local_steps)
-        return Model(x=server.x - server_rate(self.gamma, self.eta, round) * g)
+    def fold(self, server: Model, up: Displacement, heard: Heard) -> Model:
+        g = up.displacement / (self.eta * heard.local_steps)
+        return Model(x=server.x - server_rate(self.gamma, self.eta, heard) * g)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class FedAvgM(SingleExchange[Momentum, Nothing, Momentum, MeanDirection]):
     def reply(self, down: Momentum, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
         return MeanDirection(local.mean_direction), client
 
-    def fold(self, server: Momentum, up: MeanDirection, round: Round) -> Momentum:
-        return Momentum(x=server.x - server_rate(self.gamma, self.eta, round) * up.direction, g=up.direction)
+    def fold(self, server: Momentum, up: MeanDirection, heard: Heard) -> Momentum:
+        return Momentum(x=server.x - server_rate(self.gamma, self.eta, heard) * up.direction, g=up.direction)
 
 
 class Recursive(NamedTuple):
@@ -147,6 +147,6 @@ class FedAvgMVR(SingleExchange[Recursive, Nothing, Recursive, MeanDirection]):
     def reply(self, down: Recursive, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
         return MeanDirection(local.mean_direction), client
 
-    def fold(self, server: Recursive, up: MeanDirection, round: Round) -> Recursive:
-        gamma = server_rate(self.gamma, self.eta, round)
+    def fold(self, server: Recursive, up: MeanDirection, heard: Heard) -> Recursive:
+        gamma = server_rate(self.gamma, self.eta, heard)
         return Recursive(x=server.x - gamma * up.direction, g=up.direction, lag=0 * server.lag + gamma)

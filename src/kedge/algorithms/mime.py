@@ -12,7 +12,7 @@ from kedge.algorithm import Algorithm, hyper, hyper_beta
 from kedge.algorithms.exchanges import MeanGradient
 from kedge.algorithms.messages import Displacement, TwoModels
 from kedge.direction import GRAD, Direction, Vector, grad_at
-from kedge.exchange import Effort, Exchange, Local, Nothing, Round
+from kedge.exchange import Effort, Exchange, Heard, Local, Nothing
 
 
 class Statistic(NamedTuple):
@@ -65,7 +65,7 @@ class MimeLite(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Model
     def reply(self, down: ModelAndMomentum, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
         return Displacement(local.displacement), client
 
-    def fold(self, server: Statistic, up: Displacement, round: Round) -> Statistic:
+    def fold(self, server: Statistic, up: Displacement, heard: Heard) -> Statistic:
         m = self.beta * server.grad + (1 - self.beta) * server.m
         return server._replace(x=server.x - up.displacement, m=m)
 
@@ -105,7 +105,7 @@ class Mime(Algorithm[Statistic, Nothing], Exchange[Statistic, Nothing, Statistic
     def reply(self, down: Statistic, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
         return Displacement(local.displacement), client
 
-    def fold(self, server: Statistic, up: Displacement, round: Round) -> Statistic:
+    def fold(self, server: Statistic, up: Displacement, heard: Heard) -> Statistic:
         m = self.beta * server.grad + (1 - self.beta) * server.m
         return server._replace(x=server.x - up.displacement, m=m)
 
@@ -194,7 +194,7 @@ class MimeLiteMVR(Algorithm[LiteRecursion, Nothing], Exchange[LiteRecursion, Not
     def reply(self, down: LiteTerms, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
         return Displacement(local.displacement), client
 
-    def fold(self, server: LiteRecursion, up: Displacement, round: Round) -> LiteRecursion:
+    def fold(self, server: LiteRecursion, up: Displacement, heard: Heard) -> LiteRecursion:
         return server._replace(x=server.x - up.displacement, x_prev=server.x, m=next_m(server, self.beta))
 
 
@@ -244,7 +244,7 @@ class MimeMVR(Algorithm[Recursion, Nothing], Exchange[Recursion, Nothing, Terms,
     def reply(self, down: Terms, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
         return Displacement(local.displacement), client
 
-    def fold(self, server: Recursion, up: Displacement, round: Round) -> Recursion:
+    def fold(self, server: Recursion, up: Displacement, heard: Heard) -> Recursion:
         return server._replace(x=server.x - up.displacement, x_prev=server.x, m=next_m(server, self.beta))
 
 
@@ -286,5 +286,5 @@ class Change(Exchange[Any, Nothing, TwoModels, Any]):
         change = local.mean_direction
         return Answer(change, local.mean_grad) if self.with_grad else LiteAnswer(change), client
 
-    def fold(self, server: Any, up: LiteAnswer | Answer, round: Round) -> Any:
+    def fold(self, server: Any, up: LiteAnswer | Answer, heard: Heard) -> Any:
         return server._replace(**up._asdict())

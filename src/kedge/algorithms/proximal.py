@@ -7,7 +7,7 @@ from kedge.algorithm import Algorithm, SingleExchange, hyper, hyper_gamma, serve
 from kedge.algorithms.exchanges import LocalTraining
 from kedge.algorithms.messages import Model
 from kedge.direction import DISPLACEMENT, GRAD, Direction, Vector
-from kedge.exchange import Local, Nothing, Round
+from kedge.exchange import Heard, Local, Nothing
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class FedProx(Algorithm[Model, Nothing]):
     def exchanges(self, round: int, seed: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step, along=GRAD + self.mu * DISPLACEMENT),)
 
-    def step(self, server: Model, displacement: Vector, round: Round) -> Model:
+    def step(self, server: Model, displacement: Vector, heard: Heard) -> Model:
         """x^{r+1} = x^r - gamma g^{r+1}."""
-        g = displacement / (self.eta * round.local_steps)
-        return Model(x=server.x - server_rate(self.gamma, self.eta, round) * g)
+        g = displacement / (self.eta * heard.local_steps)
+        return Model(x=server.x - server_rate(self.gamma, self.eta, heard) * g)
 
 
 class Normalized(NamedTuple):
@@ -77,6 +77,6 @@ class FedNova(SingleExchange[Model, Nothing, Model, Normalized]):
     def reply(self, down: Model, client: Nothing, local: Local) -> tuple[Normalized, Nothing]:
         return Normalized(local.mean_direction, local.steps), client
 
-    def fold(self, server: Model, up: Normalized, round: Round) -> Model:
+    def fold(self, server: Model, up: Normalized, heard: Heard) -> Model:
         tau_eff = up.steps
         return Model(x=server.x - self.eta * tau_eff * up.direction)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from kedge.algorithm import SingleExchange, hyper_beta, hyper_gamma, hyper_opening, server_rate
 from kedge.algorithms.messages import Model
 from kedge.direction import GRAD, Direction, Vector, grad_at
-from kedge.exchange import Effort, Exchange, Local, Round
+from kedge.exchange import Effort, Exchange, Heard, Local
 
 
 class Control(NamedTuple):
@@ -122,11 +122,11 @@ class Scaffold(SingleExchange[Controlled, Control, Controlled, DeltaControl]):
         new = Control(c_i=local.mean_grad)
         return DeltaControl(new.c_i - client.c_i), new
 
-    def fold(self, server: Controlled, up: DeltaControl, round: Round) -> Controlled:
+    def fold(self, server: Controlled, up: DeltaControl, heard: Heard) -> Controlled:
         g = up.delta_c + server.c
         return Controlled(
-            x=server.x - server_rate(self.gamma, self.eta, round) * g,
-            c=server.c + round.share * up.delta_c,
+            x=server.x - server_rate(self.gamma, self.eta, heard) * g,
+            c=server.c + heard.share * up.delta_c,
         )
 
 
@@ -181,11 +181,11 @@ class ScaffoldM(SingleExchange[ControlledMomentum, Control, Pull, DeltaControl])
         new = Control(c_i=local.mean_grad)
         return DeltaControl(new.c_i - client.c_i), new
 
-    def fold(self, server: ControlledMomentum, up: DeltaControl, round: Round) -> ControlledMomentum:
+    def fold(self, server: ControlledMomentum, up: DeltaControl, heard: Heard) -> ControlledMomentum:
         g = self.beta * (up.delta_c + server.c) + (1 - self.beta) * server.g
         return ControlledMomentum(
-            x=server.x - server_rate(self.gamma, self.eta, round) * g,
-            c=server.c + round.share * up.delta_c,
+            x=server.x - server_rate(self.gamma, self.eta, heard) * g,
+            c=server.c + heard.share * up.delta_c,
             g=g,
         )
 
@@ -235,11 +235,11 @@ class ScaffoldMVR(SingleExchange[ControlledRecursive, Control, RecursivePull, Mo
         new = Control(c_i=local.mean_grad)
         return MoveAndControl(local.mean_direction, delta_c=new.c_i - client.c_i), new
 
-    def fold(self, server: ControlledRecursive, up: MoveAndControl, round: Round) -> ControlledRecursive:
+    def fold(self, server: ControlledRecursive, up: MoveAndControl, heard: Heard) -> ControlledRecursive:
         return ControlledRecursive(
-            x=server.x - server_rate(self.gamma, self.eta, round) * up.direction,
+            x=server.x - server_rate(self.gamma, self.eta, heard) * up.direction,
             x_prev=server.x,
-            c=server.c + round.share * up.delta_c,
+            c=server.c + heard.share * up.delta_c,
             g=up.direction,
         )
 
@@ -265,6 +265,6 @@ class InitialControl(Exchange[Any, Control, Model, DeltaControl]):
         new = Control(c_i=local.mean_direction)
         return DeltaControl(new.c_i - client.c_i), new
 
-    def fold(self, server: Any, up: DeltaControl, round: Round) -> Any:
+    def fold(self, server: Any, up: DeltaControl, heard: Heard) -> Any:
         # Times the share: a client whose first reply was lost keeps c_i = 0, and c stays the mean of all c_i.
-        return server._replace(**dict.fromkeys(self.fields, round.share * up.delta_c))
+        return server._replace(**dict.fromkeys(self.fields, heard.share * up.delta_c))

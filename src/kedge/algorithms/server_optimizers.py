@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from kedge.algorithm import Algorithm, hyper
 from kedge.algorithms.exchanges import LocalTraining
 from kedge.direction import Vector
-from kedge.exchange import Nothing, Round, ServerT
+from kedge.exchange import Heard, Nothing, ServerT
 
 
 def hyper_server_lr(default: float) -> Any:
@@ -41,7 +41,7 @@ class ServerOptimizer(Algorithm[ServerT, Nothing]):
         return (LocalTraining(self.step),)
 
     @abstractmethod
-    def step(self, server: ServerT, displacement: Vector, round: Round) -> ServerT:
+    def step(self, server: ServerT, displacement: Vector, heard: Heard) -> ServerT:
         """Return the server's new state, given -D."""
 
 
@@ -76,7 +76,7 @@ class SlowMo(ServerOptimizer[Slow]):
     def init_server(self, x: Vector) -> Slow:
         return Slow(x, u=0 * x)
 
-    def step(self, server: Slow, displacement: Vector, round: Round) -> Slow:
+    def step(self, server: Slow, displacement: Vector, heard: Heard) -> Slow:
         """u <- β u + (x^r - mean x_i^{r,K}) / eta, x <- x - alpha eta u."""
         u = self.beta * server.u + displacement / self.eta
         return Slow(x=server.x - self.alpha * self.eta * u, u=u)
@@ -114,7 +114,7 @@ class ServerMomentum(ServerOptimizer[Heavy]):
     def init_server(self, x: Vector) -> Heavy:
         return Heavy(x, m=0 * x)
 
-    def step(self, server: Heavy, displacement: Vector, round: Round) -> Heavy:
+    def step(self, server: Heavy, displacement: Vector, heard: Heard) -> Heavy:
         """m <- β1 m + D, x <- x + server_lr m."""
         m = self.beta1 * server.m - displacement
         return Heavy(x=server.x + self.server_lr * m, m=m)
@@ -152,7 +152,7 @@ class FedAdagrad(ServerOptimizer[Variance]):
     def init_server(self, x: Vector) -> Variance:
         return Variance(x, v=0 * x + self.tau**2)
 
-    def step(self, server: Variance, displacement: Vector, round: Round) -> Variance:
+    def step(self, server: Variance, displacement: Vector, heard: Heard) -> Variance:
         """v <- v + D², x <- x + server_lr D / (√v + tau)."""
         D = -displacement
         v = server.v + D**2
@@ -195,7 +195,7 @@ class FedAdam(ServerOptimizer[Moments]):
     def init_server(self, x: Vector) -> Moments:
         return Moments(x, m=0 * x, v=0 * x + self.tau**2)
 
-    def step(self, server: Moments, displacement: Vector, round: Round) -> Moments:
+    def step(self, server: Moments, displacement: Vector, heard: Heard) -> Moments:
         """m <- β1 m + (1-β1) D, v <- β2 v + (1-β2) D², x <- x + server_lr m / (√v + tau)."""
         D = -displacement
         m = self.beta1 * server.m + (1 - self.beta1) * D
@@ -231,7 +231,7 @@ class FedYogi(ServerOptimizer[Moments]):
     def init_server(self, x: Vector) -> Moments:
         return Moments(x, m=0 * x, v=0 * x + self.tau**2)
 
-    def step(self, server: Moments, displacement: Vector, round: Round) -> Moments:
+    def step(self, server: Moments, displacement: Vector, heard: Heard) -> Moments:
         """m <- β1 m + (1-β1) D, v <- v - (1-β2) D² sign(v - D²), x <- x + server_lr m / (√v + tau)."""
         D = -displacement
         m = self.beta1 * server.m + (1 - self.beta1) * D

@@ -14,7 +14,7 @@ from kedge.algorithm import SingleExchange, hyper, hyper_opening
 from kedge.algorithms.exchanges import MeanGradient
 from kedge.algorithms.storm import hyper_storm_beta
 from kedge.direction import GRAD, Direction, Vector, last_direction, last_grad
-from kedge.exchange import Exchange, Local, Round
+from kedge.exchange import Exchange, Heard, Local
 
 
 class Synchronized(NamedTuple):
@@ -88,5 +88,5 @@ class Stem(SingleExchange[Synchronized, Own, Synchronized, ModelAndDirection]):
         x_i = local.x + self.eta * local.last_direction  # the K-th direction does not move anyone yet
         return ModelAndDirection(down.x - x_i, local.last_direction), Own(x_i)
 
-    def fold(self, server: Synchronized, up: ModelAndDirection, round: Round) -> Synchronized:
+    def fold(self, server: Synchronized, up: ModelAndDirection, heard: Heard) -> Synchronized:
         return Synchronized(x=server.x - up.displacement, d=up.d)

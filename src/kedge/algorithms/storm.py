@@ -13,7 +13,7 @@ from kedge.algorithm import Algorithm, hyper, hyper_gamma, hyper_opening, server
 from kedge.algorithms.exchanges import MeanGradient, stay
 from kedge.algorithms.messages import Displacement, MeanDirection, Model, TwoModels
 from kedge.direction import GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction
-from kedge.exchange import Cohort, Effort, Exchange, Local, Nothing, Round
+from kedge.exchange import Cohort, Effort, Exchange, Heard, Local, Nothing
 
 
 class Storm(NamedTuple):
@@ -68,9 +68,9 @@ class MBStorm(Algorithm[Storm, Nothing]):
         # The opening gave v_0 and took the step of round 0.
         return (Estimate(self.beta, then=self.step),) if round else ()
 
-    def step(self, server: Storm, round: Round) -> Storm:
+    def step(self, server: Storm, heard: Heard) -> Storm:
         """x^{r+1} = x^r - gamma v_r."""
-        x = server.x - server_rate(self.gamma, self.eta, round) * server.v
+        x = server.x - server_rate(self.gamma, self.eta, heard) * server.v
         return Storm(x, x_prev=server.x, v=server.v)
 
 
@@ -151,7 +151,7 @@ class Estimate(Exchange[Storm, Nothing, TwoModels, MeanDirection]):
     """v_r = mean_i u_i + (1-β) v_{r-1}: the K minibatches of a round, each at x^r and at x^{r-1}."""
 
     beta: float
-    then: Callable[[Storm, Round], Storm] = stay
+    then: Callable[[Storm, Heard], Storm] = stay
 
     def effort(self, base: Effort) -> Effort:
         return Effort(steps=1, minibatches=base.steps)
@@ -165,8 +165,8 @@ class Estimate(Exchange[Storm, Nothing, TwoModels, MeanDirection]):
     def reply(self, down: TwoModels, client: Nothing, local: Local) -> tuple[MeanDirection, Nothing]:
         return MeanDirection(local.mean_direction), client
 
-    def fold(self, server: Storm, up: MeanDirection, round: Round) -> Storm:
-        return self.then(server._replace(v=up.direction + (1 - self.beta) * server.v), round)
+    def fold(self, server: Storm, up: MeanDirection, heard: Heard) -> Storm:
+        return self.then(server._replace(v=up.direction + (1 - self.beta) * server.v), heard)
 
 
 @dataclass(frozen=True)
@@ -184,5 +184,5 @@ class RecursiveSteps(Exchange[Storm, Nothing, ModelAndGradient, Displacement]):
     def reply(self, down: ModelAndGradient, client: Nothing, local: Local) -> tuple[Displacement, Nothing]:
         return Displacement(local.displacement), client
 
-    def fold(self, server: Storm, up: Displacement, round: Round) -> Storm:
+    def fold(self, server: Storm, up: Displacement, heard: Heard) -> Storm:
         return Storm(x=server.x - up.displacement, x_prev=server.x, v=server.v)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kedge.algorithm import Algorithm, SingleExchange, hyper, hyper_gamma, server_rate
 from kedge.algorithms.messages import Displacement, MeanDirection, Model, Momentum
 from kedge.direction import GRAD, Direction, Vector
-from kedge.exchange import Effort, Exchange, Local, Nothing, Round
+from kedge.exchange import Effort, Exchange, Heard, Local, Nothing
 
 
 class Averaged(NamedTuple):
@@ -64,8 +64,8 @@ class VRLSGD(SingleExchange[Averaged, Deviation, Averaged, Displacement]):
     def reply(self, down: Averaged, client: Deviation, local: Local) -> tuple[Displacement, Deviation]:
         return Displacement(local.displacement), Deviation(deviation(down, client), x_i=local.x)
 
-    def fold(self, server: Averaged, up: Displacement, round: Round) -> Averaged:
-        return Averaged(x=server.x - up.displacement, span=0 * server.span + self.eta * round.local_steps)
+    def fold(self, server: Averaged, up: Displacement, heard: Heard) -> Averaged:
+        return Averaged(x=server.x - up.displacement, span=0 * server.span + self.eta * heard.local_steps)
 
 
 def deviation(down: Averaged, client: Deviation) -> Vector:
@@ -109,9 +109,9 @@ class FedGATE(Algorithm[Momentum, Gate]):
     def exchanges(self, round: int, seed: int) -> tuple[Exchange[Momentum, Gate, Any, Any], ...]:
         return (GateSteps(), GateCorrection(self.step))
 
-    def step(self, server: Momentum, round: Round) -> Momentum:
+    def step(self, server: Momentum, heard: Heard) -> Momentum:
         """x^{r+1} = x^r - gamma g."""
-        return server._replace(x=server.x - server_rate(self.gamma, self.eta, round) * server.g)
+        return server._replace(x=server.x - server_rate(self.gamma, self.eta, heard) * server.g)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class GateSteps(Exchange[Momentum, Gate, Model, MeanDirection]):
         u_i = local.mean_direction
         return MeanDirection(u_i), Gate(delta_i=client.delta_i + u_i)
 
-    def fold(self, server: Momentum, up: MeanDirection, round: Round) -> Momentum:
+    def fold(self, server: Momentum, up: MeanDirection, heard: Heard) -> Momentum:
         return server._replace(g=up.direction)
 
 
@@ -136,7 +136,7 @@ class GateSteps(Exchange[Momentum, Gate, Model, MeanDirection]):
 class GateCorrection(Exchange[Momentum, Gate, Momentum, Nothing]):
     """The cohort hears g and subtracts it from delta_i; it computes nothing and sends nothing up."""
 
-    then: Callable[[Momentum, Round], Momentum]
+    then: Callable[[Momentum, Heard], Momentum]
 
     def effort(self, base: Effort) -> Effort:
         return Effort(steps=0, minibatches=None)
@@ -150,8 +150,8 @@ class GateCorrection(Exchange[Momentum, Gate, Momentum, Nothing]):
     def reply(self, down: Momentum, client: Gate, local: Local) -> tuple[Nothing, Gate]:
         return Nothing(), Gate(delta_i=client.delta_i - down.g)
 
-    def fold(self, server: Momentum, up: Nothing, round: Round) -> Momentum:
-        return self.then(server, round)
+    def fold(self, server: Momentum, up: Nothing, heard: Heard) -> Momentum:
+        return self.then(server, heard)
 
 
 class Network(NamedTuple):
@@ -206,6 +206,6 @@ class LED(SingleExchange[Network, Ahead, Network, Displacement]):
         y_i = client.z_i - down.x
         return Displacement(local.displacement), Ahead(z_i=y_i + local.x)
 
-    def fold(self, server: Network, up: Displacement, round: Round) -> Network:
-        b = 1 / round.local_steps if self.b is None else self.b
+    def fold(self, server: Network, up: Displacement, heard: Heard) -> Network:
+        b = 1 / heard.local_steps if self.b is None else self.b
         return Network(x=server.x - up.displacement, b=0 * server.b + b)

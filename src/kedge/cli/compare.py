@@ -13,7 +13,8 @@ from rich.table import Table
 from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class, find_algorithm
 from kedge.checks import whole
 from kedge.cli import options
-from kedge.cli.console import errors, figure, output, progress_bar
+from kedge.cli.console import errors, figure, output
+from kedge.cli.progress import batch_display
 from kedge.cli.run import RUNS
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError
@@ -119,19 +120,14 @@ def _run_all(
     first = next(iter(chosen.values())).run.seed
     jobs = {(name, seed): _seeded(chosen[name], seed) for seed in range(first, first + seeds) for name in chosen}
     named = {f"{name}-{seed}": (name, seed) for name, seed in jobs}
-    played: dict[str, int] = {}
-    with progress_bar() as bar:
-        task = bar.add_task("", total=sum(config.run.rounds for config in jobs.values()))
+    configs = {directory: jobs[job] for directory, job in named.items()}
 
-        def watch(event: Event) -> None:
-            name, seed = named[event.name]
-            played[event.name] = event.round if event.outcome is None else jobs[name, seed].run.rounds
-            bar.update(task, description=f"{name}, seed {seed}", completed=sum(played.values()))
-            if event.outcome is not None and event.outcome.error is None and not errors.is_terminal:
-                errors.print(_line(_record(name, seed, event.outcome)), highlight=False)
+    def line(event: Event) -> str:
+        assert event.outcome is not None, "it has ended"
+        return _line(*named[event.name], event.outcome)
 
-        configs = {directory: jobs[job] for directory, job in named.items()}
-        outcomes = run_batch(configs, path / "runs", processes, watch, stop)
+    with batch_display(configs, line) as display:
+        outcomes = run_batch(configs, path / "runs", processes, display.follow, stop)
     records = [_record(*named[name], outcome) for name, outcome in outcomes.items() if outcome.error is None]
     return records, {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
 
@@ -144,11 +140,13 @@ def _seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
-def _line(record: Record) -> str:
-    if record.diverged is not None:
-        return f"{record.algorithm}, seed {record.seed}: diverged in round {record.diverged}"
-    accuracy = figure(record.history[-1].get("test_accuracy"), ".1%")
-    return f"{record.algorithm}, seed {record.seed}: accuracy {accuracy} ({record.history[-1]['seconds']:.1f} s)"
+def _line(name: str, seed: int, outcome: Outcome) -> str:
+    said = f"{name}, seed {seed}:"
+    if outcome.error is not None:
+        return f"{said} failed"
+    if outcome.last is None:
+        return f"{said} diverged in round {outcome.diverged}"
+    return f"{said} accuracy {figure(outcome.last.get('test_accuracy'), '.1%')} ({outcome.last['seconds']:.1f} s)"
 
 
 def _report(records: list[Record], target: float | None, path: Path, config: Config) -> None:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 LONGEST = 2000
 """Characters of a sentence."""
@@ -107,26 +106,14 @@ def say_to_all(message: object) -> None:
     Console(stderr=True).print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
-def progress_bar() -> Progress:
-    """Return a bar that counts rounds and estimates the time left; it stays silent where nobody watches."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn("rounds,"),
-        TimeElapsedColumn(),
-        TextColumn("so far,"),
-        TimeRemainingColumn(),
-        TextColumn("to go"),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
-
-
 def figure(value: float | None, form: str = ".4g") -> str:
     """Write a number, or a dash where there is none."""
     return "-" if value is None else format(value, form)
+
+
+def number(metric: str, value: float | None) -> str:
+    """Write a value of a metric."""
+    return figure(value, ".1%" if metric == "test_accuracy" else ".4g")
 
 
 def size(count: float) -> str:

@@ -112,7 +112,7 @@ def _read(key: str, value: Any) -> Any:
     from kedge.runs.config import parse_value
 
     kinds = SETTINGS[key].kinds if key in SETTINGS else ()
-    if not isinstance(value, str) or not {int, list[int]} & set(kinds):
+    if not isinstance(value, str) or str in kinds or not {int, list[int]} & set(kinds):
         return value
     return parse_value(f"[{value}]" if list[int] in kinds and not value.startswith("[") else value)
 

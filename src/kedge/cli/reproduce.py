@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from rich.markdown import Markdown
 from rich.table import Table
 
 from kedge.checks import whole
-from kedge.cli.console import errors, figure, output, progress_bar
+from kedge.cli.console import errors, figure, output
+from kedge.cli.progress import batch_display
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
 from kedge.reproduce.conduct import UnfinishedError, conduct
@@ -74,9 +76,9 @@ def _one(plan: Plan, out: Path, jobs: int | None, stop: Stop, given: str) -> Non
         f"{name}: {guess.runs} runs, about {guess.on(cores)} on {cores} core{'s' * (cores > 1)}", highlight=False
     )
     command = f"kedge reproduce {name} --scale {plan.scale}"
-    with ExitStack() as bars:
+    with ExitStack() as displays:
         try:
-            report = conduct(plan, out, jobs, lambda title, runs: _watch(bars, f"{name}, {title}", runs), stop, command)
+            report = conduct(plan, out, jobs, partial(_follow, displays, name), stop, command)
         except UnfinishedError:
             assert stop.signal is not None
             raise StoppedError(f"stopped; `{command}{given}` goes on", stop.signal) from None
@@ -89,25 +91,15 @@ def _one(plan: Plan, out: Path, jobs: int | None, stop: Stop, given: str) -> Non
     output.print(f"Written to {report.folder}.", highlight=False, soft_wrap=True)
 
 
-def _watch(bars: ExitStack, title: str, jobs: Mapping[str, Config]) -> Callable[[Event], None]:
-    """Show how far a batch is: a bar on a terminal, else a line for every run that ends."""
-    bars.close()
-    bar = bars.enter_context(progress_bar())
-    task = bar.add_task(title, total=sum(config.run.rounds for config in jobs.values()))
-    done: dict[str, int] = {}
-    ended = 0
+def _follow(displays: ExitStack, name: str, title: str, jobs: Mapping[str, Config]) -> Callable[[Event], None]:
+    """Show how far a batch is, in the place of the one before."""
 
-    def watch(event: Event) -> None:
-        nonlocal ended
-        over = event.outcome is not None
-        done[event.name] = jobs[event.name].run.rounds if over else event.round
-        ended += over
-        bar.update(task, completed=sum(done.values()), description=f"{title}: {ended} of {len(jobs)} runs")
-        if event.outcome is not None and not event.found and not errors.is_terminal:
-            last = (event.outcome.last or {}).get("test_accuracy")
-            errors.print(f"{ended} of {len(jobs)}: {event.name}, accuracy {figure(last, '.1%')}", soft_wrap=True)
+    def line(event: Event) -> str:
+        last = None if event.outcome is None else event.outcome.last
+        return f"{name}, {title}: {event.name}, accuracy {figure((last or {}).get('test_accuracy'), '.1%')}"
 
-    return watch
+    displays.close()
+    return displays.enter_context(batch_display(jobs, line, f"{name}, {title}: ")).follow
 
 
 def _table() -> Table:

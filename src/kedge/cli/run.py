@@ -9,7 +9,8 @@ from typing import Any
 import typer
 
 from kedge.cli import consent, options
-from kedge.cli.console import errors, figure, output, progress_bar, say, say_to_all, size
+from kedge.cli.console import errors, figure, output, say, say_to_all, size
+from kedge.cli.progress import progress_bar
 from kedge.cli.signals import StoppedError, stopping
 from kedge.errors import UnlikeError, UsageError
 from kedge.files import make_new_directory

@@ -12,7 +12,7 @@ from kedge.cli import consent, options
 from kedge.cli.console import errors, output
 from kedge.cli.run import RUNS
 from kedge.cli.signals import StoppedError, stopping
-from kedge.cli.sweep_view import View, best_line, final_table, write_tables
+from kedge.cli.sweep_view import best_line, final_table, sweep_display, write_tables
 from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory
 from kedge.runs.directory import check_place
@@ -93,7 +93,7 @@ def _trials(search: str, trials: int | None) -> int | None:
 def _play(plan: SweepPlan, path: Path, jobs: int | None) -> None:
     with stopping() as stop:
         going = Sweep(plan, path, jobs, stop=stop)
-        with View(going):
+        with sweep_display(going):
             complete = going.run()
     if any(standing.outcomes for standing in going.standings.values()):
         _report(going)

@@ -1,13 +1,11 @@
 """What a sweep shows: a live table on a terminal, else a line per run; and its tables at the end."""
 
-from typing import Any, Self
+from typing import Any
 
-from rich.console import Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kedge.cli.console import figure, output
+from kedge.cli.console import number, output
+from kedge.cli.progress import RunsDisplay
 from kedge.files import write_csv
 from kedge.runs.batch import Event, Outcome
 from kedge.runs.grid import label, short_keys, short_label
@@ -20,63 +18,23 @@ SHOWN = 30
 """Points in the last one."""
 
 
-class View:
-    """Follows a sweep."""
+def sweep_display(sweep: Sweep) -> RunsDisplay:
+    """Return what follows a sweep: on a terminal with the best points so far."""
 
-    def __init__(self, sweep: Sweep) -> None:
-        self._sweep = sweep
-        self._running: dict[str, Event] = {}
-        self._ended: set[str] = set()
-        self._found: set[str] = set()  # of those, by an earlier command
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TextColumn("rounds,"), TimeElapsedColumn(), TextColumn("so far,"), TimeRemainingColumn(),
-            TextColumn("to go"),
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=sweep.total)
-        self._live = Live(get_renderable=self._render, console=output, transient=True, refresh_per_second=4)
+    def best() -> list[Table]:
+        found = ranked([s for s in list(sweep.standings.values()) if s.outcomes], sweep.plan.metric)
+        return [_table(sweep, found[:LIVE], "best so far")] if found else []
 
-    def __enter__(self) -> Self:
-        self._sweep.watch = self._follow
-        if output.is_terminal:
-            self._live.start()
-        return self
+    def line(event: Event) -> str:
+        assert event.outcome is not None, "it has ended"
+        return f"{event.name}: {result(event.outcome)}"
 
-    def __exit__(self, *_: object) -> None:
-        if output.is_terminal:
-            self._live.stop()
-
-    def _follow(self, event: Event) -> None:
-        self._bar.update(self._task, completed=sum(self._sweep.rounds.values()))
-        if event.outcome is None:
-            before = self._running.get(event.name)
-            self._running[event.name] = event if event.row or before is None else Event(
-                event.name, event.round, before.row
-            )  # fmt: skip
-            return
-        self._running.pop(event.name, None)
-        self._ended.add(event.name)
-        if event.found:
-            self._found.add(event.name)
-        if not output.is_terminal and not event.found:
-            output.print(f"{event.name}: {result(event.outcome)}", highlight=False, soft_wrap=True)
-
-    def _render(self) -> Group:
-        sweep = self._sweep
-        before = f" ({len(self._found)} before)" if self._found else ""
-        self._bar.update(self._task, description=f"{len(self._ended)} runs done{before}")
-        now = Table(box=None, pad_edge=False, show_header=False)
-        for name, event in sorted(self._running.copy().items()):
-            value = (event.row or {}).get(sweep.plan.metric)
-            now.add_row("running", name, f"round {event.round}", number(sweep.plan.metric, value))
-        best = ranked([s for s in list(sweep.standings.values()) if s.outcomes], sweep.plan.metric)
-        table = [_table(sweep, best[:LIVE], "best so far")] if best else []
-        return Group(*table, now, self._bar)
-
-
-def number(metric: str, value: float | None) -> str:
-    """Write a value of the metric."""
-    return figure(value, ".1%" if metric == "test_accuracy" else ".4g")
+    display = RunsDisplay(
+        sweep.total, lambda event: sweep.rounds[event.name], line,
+        metric=sweep.plan.metric, console=output, tables=best,
+    )  # fmt: skip
+    sweep.watch = display.follow
+    return display
 
 
 def result(outcome: Outcome) -> str:

@@ -1,20 +1,12 @@
-"""What the algorithms cost and which hyper-parameters they take, for the command line and docs/algorithms.md.
-
-    python -m kedge.report.costs docs/algorithms.md
-
-rewrites the generated parts of the page in place: the overview, and in every section the costs and the table of
-hyper-parameters. Everything else on the page is written by hand, including the limits, which the overview collects.
-"""
+"""What the algorithms cost and which hyper-parameters they take, in words."""
 
 import dataclasses
 import re
-import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kedge.algorithm import Algorithm
-from kedge.algorithms import ALGORITHMS, find_algorithm
 from kedge.checks import limits
 from kedge.costs import Cost, ExchangeCost, Size, cost
 from kedge.errors import UsageError
@@ -23,10 +15,6 @@ Kind = type[Algorithm[Any, Any]]
 
 PARAMETERS, BYTES = 1_000_000, 4  # of the example model, and per number
 SECTION = re.compile(r"### (?P<name>.+) \(`(?P<id>[^`]+)`\)\n")
-COSTS = re.compile(r"^\*\*Costs\.\*\*.*$", re.MULTILINE)
-HYPER = re.compile(r"^\| name \|.*\n(?:\|.*\n)*", re.MULTILINE)
-OVERVIEW = re.compile(r"(?<=<!-- generated: overview -->\n).*?(?=<!-- end -->)", re.DOTALL)
-LIMIT = re.compile(r"^\*\*Limit\.\*\* S = N: (?P<all>[^;.]+); S < N: (?P<few>[^;.]+)\.", re.MULTILINE)
 SYMBOLS = re.compile(r"^\*\*Symbols\.\*\*.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
 
 
@@ -83,30 +71,9 @@ def hyper_parameters(kind: Kind) -> str:
     return "\n".join(rows) + "\n"
 
 
-def refreshed(page: str) -> str:
-    """Return the page with its generated parts updated."""
-    return OVERVIEW.sub(lambda _: overview(page), "".join(_refreshed(block) for block in _blocks(page)))
-
-
-def overview(page: str) -> str:
-    """Write the table of all algorithms; their limits come from their sections."""
-    head = ("id", "class", "down", "up", "gradients", "client", "server", "cohort", "limit, S = N", "limit, S < N")
-    rows = [head, ("---",) * len(head)]
-    found = sections(page)
-    for name, kind in ALGORITHMS.items():
-        title = found.get(name, "").partition("\n")[0]
-        limit = LIMIT.search(found.get(name, ""))
-        if not limit:
-            raise UsageError(f"the page of algorithms does not say where {name} ends")
-        rows.append(
-            (f"[`{name}`](#{_anchor(title)})", f"`{kind.__name__}`", *figures(kind), limit["all"], limit["few"])
-        )
-    return "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + "\n"
-
-
 def sections(page: str) -> dict[str, str]:
     """Return the sections of the page, with their headings, by the ids of the algorithms."""
-    return {found["id"]: block for block in _blocks(page) if (found := SECTION.match(block))}
+    return {found["id"]: block for block in blocks(page) if (found := SECTION.match(block))}
 
 
 def symbols(page: str) -> str:
@@ -191,29 +158,6 @@ def _range(rule: Any) -> str:
     return ", ".join(limits(rule))
 
 
-def _refreshed(block: str) -> str:
-    section = SECTION.match(block)
-    if not section:
-        return block
-    kind = find_algorithm(section["id"])
-    return HYPER.sub(lambda _: hyper_parameters(kind), COSTS.sub(lambda _: costs(kind), block))
-
-
-def _anchor(heading: str) -> str:
-    """Return the anchor that GitHub gives a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).replace(" ", "-")
-
-
-def _blocks(page: str) -> list[str]:
+def blocks(page: str) -> list[str]:
     """Cut the page before every heading of the second and third level."""
     return re.split(r"^(?=###? )", page, flags=re.MULTILINE)
-
-
-def main(paths: list[str]) -> None:
-    """Rewrite the generated parts of these pages."""
-    for path in map(Path, paths):
-        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -7,7 +7,6 @@ the scale, the scale's own changes of that panel. Keys are those of `kedge run`,
 import tomllib
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -188,11 +187,6 @@ def _check_names(experiment: Experiment) -> None:
 
 
 def _files() -> dict[str, Traversable]:
-    """Return the files of the experiments, from the installed package or the source tree."""
-    installed = resources.files("kedge.reproduce") / "experiments"
-    source = Path(__file__).parents[3] / "experiments"
-    for place in (installed, source):
-        if place.is_dir():
-            found = [file for file in place.iterdir() if file.name.endswith(".toml")]
-            return {file.name.removesuffix(".toml"): file for file in sorted(found, key=lambda file: file.name)}
-    raise UsageError("the experiments were not installed with this copy of kedge")
+    """Return the files of the experiments by name."""
+    found = [file for file in (resources.files("kedge.reproduce") / "experiments").iterdir() if file.is_file()]
+    return {file.name.removesuffix(".toml"): file for file in sorted(found, key=lambda file: file.name)}

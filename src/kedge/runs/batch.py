@@ -29,7 +29,7 @@ from kedge.runs.config import (
 )
 from kedge.runs.directory import RunDirectory, to_toml
 from kedge.runs.live import StopWhen, Watch
-from kedge.runs.processes import Ended, Job, Message, Played, Send, Stop, Warned, run_in_processes
+from kedge.runs.processes import Ended, Message, Played, QueuedRun, Send, Stop, Warned, run_in_processes
 from kedge.runs.reader import FINGERPRINT, MODEL, Row, read_config, read_fingerprint, read_rows, read_summary
 from kedge.runs.settings import SETTINGS
 from kedge.runs.simulate import DivergedError
@@ -131,7 +131,7 @@ def run_batch(
         for name, outcome in before.items():
             if outcome is not None:
                 end(name, outcome, found=True)
-        waiting = [Job(name, root / name, jobs[name], _key(jobs[name])) for name in jobs if before[name] is None]
+        waiting = [QueuedRun(name, root / name, jobs[name], _key(jobs[name])) for name in jobs if before[name] is None]
         if min(count, len(waiting)) > 1:
             run_in_processes(play_alone, waiting, count, report, stop)
         else:
@@ -211,13 +211,13 @@ def _check_data(finished: Mapping[Path, Config]) -> None:
         warnings.warn(text, RunWarning, stacklevel=3)
 
 
-def play_alone(job: Job, send: Send, stop: Stop) -> None:
+def play_alone(job: QueuedRun, send: Send, stop: Stop) -> None:
     """Play a job in a process that has one core to itself."""
     run = job.config.run.model_copy(update={"workers": 1, "threads": 1})
     _play(job, job.config.model_copy(update={"run": run}), send, stop)
 
 
-def _play(job: Job, config: Config, send: Send, stop: Stop) -> None:
+def _play(job: QueuedRun, config: Config, send: Send, stop: Stop) -> None:
     told = 0.0
 
     def watch(done: int, row: Row | None) -> None:

@@ -101,7 +101,8 @@ def check(raw: Mapping[str, Any]) -> Config:
     if config.data.dataset not in DATASETS:
         raise unknown("data set", config.data.dataset, DATASETS)
     algorithm_of(config)
-    usable_device(config.run.device)
+    if usable_device(config.run.device).type == "meta":
+        raise UsageError("device is 'meta', but it holds no numbers")
     _check_relevance(config)
     return config
 

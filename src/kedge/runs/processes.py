@@ -29,7 +29,7 @@ STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.
 
 
 @dataclass(frozen=True)
-class Job:
+class QueuedRun:
     """A run and its directory; jobs with the same ``problem`` have the same data and model."""
 
     name: str
@@ -60,7 +60,7 @@ class Ended(NamedTuple):
 Message = Played | Warned | Ended
 Send = Callable[[Message], None]
 Stop = Callable[[], bool]
-Play = Callable[[Job, Send, Stop], None]
+Play = Callable[[QueuedRun, Send, Stop], None]
 """Plays a job, sending messages of which the last is that it ended; a function that another process can import."""
 
 
@@ -74,10 +74,10 @@ class _Worker:
         with _deaf():
             self.process.start()
         theirs.close()
-        self.job: Job | None = None
+        self.job: QueuedRun | None = None
         self.problem: str | None = None
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: QueuedRun) -> None:
         self.job, self.problem = job, job.problem
         with suppress(OSError):  # it has died, which `receive` finds out
             self.connection.send(job)
@@ -102,7 +102,7 @@ class _Worker:
 
 
 def run_in_processes(
-    play: Play, jobs: Sequence[Job], count: int, report: Callable[[str, Message], None], stop: Stop
+    play: Play, jobs: Sequence[QueuedRun], count: int, report: Callable[[str, Message], None], stop: Stop
 ) -> None:
     """Play the jobs, ``count`` at once, and report what they send, each with its name.
 
@@ -157,7 +157,7 @@ def run_in_processes(
             worker.end()
 
 
-def _take(waiting: list[Job], problem: str | None) -> Job:
+def _take(waiting: list[QueuedRun], problem: str | None) -> QueuedRun:
     """Take the next job, if there is one of those whose data the process has already loaded."""
     place = next((place for place, job in enumerate(waiting) if job.problem == problem), 0)
     return waiting.pop(place)
@@ -183,7 +183,7 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(play: Play, connection: "Connection[Message, Job | None]") -> None:
+def _serve(play: Play, connection: "Connection[Message, QueuedRun | None]") -> None:
     """Play one job after another until there is none; any message while one is played asks it to stop."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -117,7 +117,7 @@ class MLPEngine:
         divisor = work.eta * work.steps * abs(rule.grad)
         return not rule.displacement and divisor >= PRECISION * torch.finfo(work.start.dtype).eps
 
-    def _gather(self, work: Work) -> "Data":
+    def _gather(self, work: Work) -> "StepSamples":
         """Copy the samples of all steps, into memory that the next call overwrites."""
         federation, clients = self.federation, len(work.clients)
         source = federation.features.flatten(1)
@@ -134,7 +134,7 @@ class MLPEngine:
         target = labels if labels.is_floating_point() else self._one_hot.index_select(0, labels)
         size = count if work.batches is None else work.batches.shape[2]
         masks = self._masks(work, size, features)
-        return Data(features, target.view(clients, count, self.classes), size, work.batches is None, masks)
+        return StepSamples(features, target.view(clients, count, self.classes), size, work.batches is None, masks)
 
     def _kept(self, name: str, clients: int, *shape: int) -> Tensor:
         """Return `rows` that are reused: fresh memory would cost more than the work done with it."""
@@ -222,7 +222,7 @@ class MLPEngine:
                 delta = self._back(number, delta, parameters[number].weight, outputs, masks[number - 1], before)
         return grad.add_(point, alpha=self.weight_decay) if self.weight_decay else grad
 
-    def _fused(self, rule: Direction, work: Work, data: "Data") -> Local:
+    def _fused(self, rule: Direction, work: Work, data: "StepSamples") -> Local:
         eta, a, clients = work.eta, rule.grad, len(work.clients)
         x = rows(clients, self.parameters, like=work.start).copy_(work.start)
         parameters = self._views(x)
@@ -272,7 +272,9 @@ class MLPEngine:
             terms += [anchor.weight * self.weight_decay * anchor.point for anchor in _fixed(rule)]
         return scale, sum(terms[1:], terms[0]) if terms else None
 
-    def _mean_gradient(self, rule: Direction, work: Work, x: Vector, anchors: "list[Anchored]", data: "Data") -> Vector:
+    def _mean_gradient(
+        self, rule: Direction, work: Work, x: Vector, anchors: "list[Anchored]", data: "StepSamples"
+    ) -> Vector:
         """Return the mean of the gradients: the displacement minus everything else that moved x."""
         mean = torch.sub(work.start, x).mul_(1 / (work.eta * work.steps * rule.grad))
         if rule.constant is not None:
@@ -283,7 +285,7 @@ class MLPEngine:
                 mean.sub_(anchor.point, alpha=anchor.weight * self.weight_decay / rule.grad)
         return mean
 
-    def _anchor(self, point: Vector, weight: float, data: "Data") -> "Anchored":
+    def _anchor(self, point: Vector, weight: float, data: "StepSamples") -> "Anchored":
         """Return ``weight`` times the gradients of all steps at ``point``, as what they are products of."""
         features, target, masks = data.everything()
         clients, size = features.shape[:2]
@@ -296,7 +298,7 @@ class MLPEngine:
             delta = self._back(number, delta, parameters[number].weight, outputs, masks[number - 1], before)
         return Anchored(deltas, inputs)
 
-    def _mean_anchored(self, anchored: "Anchored", data: "Data", steps: int) -> Vector:
+    def _mean_anchored(self, anchored: "Anchored", data: "StepSamples", steps: int) -> Vector:
         """Return the mean over the steps of an anchor's weighted gradients, without weight decay."""
         total = self._kept("gradient", len(data.features), self.parameters)
         for number, into in enumerate(self._views(total)):
@@ -345,7 +347,7 @@ def _fixed(rule: Direction) -> list[FixedAnchor]:
 
 
 @dataclass(frozen=True)
-class Data:
+class StepSamples:
     """The samples of all steps of a group of clients."""
 
     features: Tensor
@@ -380,7 +382,7 @@ class Anchored:
     deltas: list[Tensor]
     inputs: list[Tensor]
 
-    def step(self, k: int, number: int, data: Data) -> tuple[Tensor, Tensor]:
+    def step(self, k: int, number: int, data: StepSamples) -> tuple[Tensor, Tensor]:
         """Return δ and h of a layer in step k."""
         part = slice(0, data.size) if data.repeated else slice(k * data.size, (k + 1) * data.size)
         return self.deltas[number][:, part], self.inputs[number][:, part]

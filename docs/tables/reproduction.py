@@ -1,6 +1,6 @@
 """The generated parts of pages on reproduction: what the figures cost, and each claim with what was measured.
 
-    python -m kedge.reproduce.page README.md docs/reproduce.md
+    python -m docs.tables.reproduction README.md docs/reproduce.md
 
 rewrites them in place from the experiments and from the results in experiments/results of the current directory.
 """

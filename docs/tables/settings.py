@@ -1,6 +1,6 @@
 """The table of all settings, in docs/settings.md.
 
-    python -m kedge.report.settings docs/settings.md
+    python -m docs.tables.settings docs/settings.md
 
 rewrites it in place from their declarations.
 """
