@@ -146,7 +146,7 @@ def damage(work: Path, dice: random.Random) -> list[Fault]:
         spoil()
         fault.tried += 1
         said = finish(stopped, whole)
-        start = re.search(r"the run (?:goes on|starts again) from round (\d)\n", said)
+        start = re.search(r"the run (?:resumes|starts again) from round (\d)\n", said)
         fault.hit += start is not None
         fault.lost.append(ROUNDS - int(start[1]) if start else 0)
         shutil.rmtree(stopped)

@@ -2,7 +2,7 @@
 
     python -m docs.tables.reproduction README.md docs/reproduce.md
 
-rewrites them in place from the experiments and from the results in experiments/results, where the command is given.
+rewrites them in place from the experiments and from the results in experiments/results of the current directory.
 """
 
 import math
@@ -19,13 +19,13 @@ from kedge.reproduce.experiment import SCALES, Experiment, load, names
 from kedge.reproduce.verdict import said_of
 
 SHOWN = ("paper", "overnight", "laptop")
-"""The scales whose results count, the best first; smoke is evidence of nothing."""
+"""The scales whose results count, best first; smoke is evidence of nothing."""
 
 PART = re.compile(r"(?<=<!-- generated: )(?P<name>\w+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
 
 
 def refreshed(page: str, results: Path) -> str:
-    """Return the page with its generated parts made anew."""
+    """Return the page with its generated parts updated."""
     parts: dict[str, Callable[[], str]] = {
         "costs": costs,
         "claims": lambda: claims(results, beyond=False),
@@ -43,7 +43,7 @@ def costs() -> str:
 
 
 def claims(results: Path, *, beyond: bool) -> str:
-    """Write a row per claim and panel, of the paper or beyond it, with the results that there are."""
+    """Write one row per claim and panel, of the paper or beyond it, with the results so far."""
     rows = [["figure", "claim", "panel", "measured", "verdict", "scale"], ["---"] * 6]
     for experiment in map(load, names()):
         if experiment.beyond == beyond:
@@ -53,7 +53,7 @@ def claims(results: Path, *, beyond: bool) -> str:
 
 
 def summary(results: Path) -> str:
-    """Write a row per claim of the paper: in which of its panels it holds, in which not, and what nobody knows yet."""
+    """Write one row per claim of the paper: in which panels it holds, in which not, and what is not known yet."""
     rows = [["the paper says", "here"], ["---"] * 2]
     for experiment in map(load, names()):
         if not experiment.beyond:
@@ -75,7 +75,7 @@ def unstated() -> str:
 
 
 def judged(experiment: Experiment, results: Path) -> tuple[str, list[Finding]]:
-    """Return the best scale that was run, and what it says of the claims; if none was, that of the laptop."""
+    """Return the best scale that was run, or else laptop, and what it says about the claims."""
     for scale in (scale for scale in SHOWN if scale in experiment.scales):
         measured = measures_of(results, experiment.name, scale)
         if measured or scale == SHOWN[-1]:

@@ -289,7 +289,7 @@ def _no_network(*_, **__):
         (["run", "--state-memory", "much"], "state_memory is 'much', but must be a size such as 500MB or 2GB"),
         (["run", "--set", "run.state_memory=-1"], "state_memory is -1, but must be a size such as 500MB or 2GB"),
         (["run", "--set", "run.local_epochs=inf"], "local_epochs is inf"),
-        (["run", "--out", "x" * 300], "but it cannot be made: File name too long"),
+        (["run", "--out", "x" * 300], "but it cannot be created: File name too long"),
         (["run", "--dataset", "quadratics", "--model", "lenet"], "quadratics brings its own model"),
         (["run", "--set", "data.sigma=3"], "data.sigma belongs to the data set quadratics"),
         (["compare", "flat.toml"], "algorithm is 3, but must be a section"),

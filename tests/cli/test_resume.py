@@ -84,7 +84,7 @@ def test_an_unfinished_run_is_offered_to_be_resumed(capsys, send):
     run("run")
     capsys.readouterr()
     assert run("run") == 2
-    sentence = "out is run, but that directory holds an unfinished run; `kedge resume run` goes on with it"
+    sentence = "out is run, but that directory holds an unfinished run; continue it with `kedge resume run`"
     assert capsys.readouterr().err == f"kedge: {sentence}\n"
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_a_sentence_and_the_one_before_is_taken(tmp_path
     assert execute(["resume", "run"]) == 0
     error = capsys.readouterr().err
     assert error.startswith("kedge: run/checkpoint/round-00000006.safetensors is damaged (it has 0 bytes instead of ")
-    assert error.endswith("): the run goes on from round 4\n")
+    assert error.endswith("): the run resumes from round 4\n")
 
 
 def test_a_changed_configuration_is_refused(tmp_path, capsys):
@@ -129,7 +129,7 @@ def test_a_changed_configuration_is_refused(tmp_path, capsys):
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1"))
     assert execute(["resume", "run"]) == 2
-    assert "is of another configuration: seed is 0 there, but 1 here" in capsys.readouterr().err
+    assert "has a different configuration: seed is 0 there, but 1 here" in capsys.readouterr().err
 
 
 def test_a_write_that_fails_is_one_sentence_and_exit_1(capsys, monkeypatch):

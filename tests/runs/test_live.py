@@ -74,7 +74,7 @@ def test_a_question_gives_the_exact_gradient_of_all_of_some_and_of_each_client()
     torch.testing.assert_close(elsewhere, (PROBLEM.hessians @ torch.ones(4).to(x.dtype)).mean(0))
     assert run.moment is before
     run.advance()
-    with pytest.raises(kedge.UsageError, match="the question was put after round 1, but the run has played on"):
+    with pytest.raises(kedge.UsageError, match="the question was asked after round 1, but the run has moved on"):
         answer.each(0)
     for wrong in ([], [6], [-1]):
         with pytest.raises(kedge.UsageError, match=r"clients is .*, but must be some of 0 to 5"):
@@ -129,11 +129,11 @@ def test_a_column_is_a_number(value):
         def on_evaluate(self, run, row):
             row["word"] = value
 
-    with pytest.raises(kedge.UsageError, match=r"the callback Wordy set 'word' to .*, but a column is a number"):
+    with pytest.raises(kedge.UsageError, match=r"the callback Wordy set 'word' to .*, but it must be a number"):
         play(Wordy())
 
 
 @pytest.mark.parametrize("wrong", [object(), Everything, lambda run: None, "on_round"])
 def test_what_is_no_callback_is_refused(wrong):
-    with pytest.raises(kedge.UsageError, match="is no callback: it must be an object with one of on_start"):
+    with pytest.raises(kedge.UsageError, match="is not a callback: it must be an object with one of on_start"):
         play(wrong)

@@ -109,7 +109,7 @@ def test_processes_that_die_start_again_and_the_result_is_the_same(tmp_path):
     os.kill(children(process)[1], signal.SIGKILL)
     output, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
-    assert "process 1 of 2 was ended by SIGKILL; all start again from round" in error
+    assert "process 1 of 2 was ended by SIGKILL; all restart from round" in error
     assert "2 processes" in output
     assert "Traceback" not in error
     plain.communicate(timeout=240)
@@ -144,7 +144,7 @@ def test_a_signal_stops_all_processes_with_a_checkpoint(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert "`kedge resume run` goes on" in error
+    assert "continue with `kedge resume run`" in error
     assert list((tmp_path / "run" / "checkpoint").glob("round-*.json"))
 
 
@@ -154,7 +154,7 @@ def test_one_process_that_hears_a_signal_stops_all_of_them(tmp_path):
     os.kill(children(process)[1], signal.SIGTERM)
     output, error = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert "`kedge resume run` goes on" in error
+    assert "continue with `kedge resume run`" in error
     assert "test loss" not in output
 
 
@@ -234,7 +234,7 @@ def test_a_process_that_stalls_is_named_and_started_again(tmp_path):
     _, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
     assert re.search(r"process 1 of 2 has not answered for [23] s; it counts as lost after 5 s", error), error
-    assert "process 1 of 2 does not answer; all start again from round" in error
+    assert "process 1 of 2 does not answer; all restart from round" in error
 
 
 def test_a_process_that_stalls_under_torchrun_is_named_and_ends_the_others(tmp_path):

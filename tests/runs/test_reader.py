@@ -63,7 +63,7 @@ def test_all_runs_below_a_folder_are_found(runs):
         with pytest.raises(kedge.UsageError, match="is not a folder"):
             kedge.read_runs(wrong)
     for wrong in (runs / "more", runs / "nowhere"):
-        with pytest.raises(kedge.UsageError, match="is not the directory of a run"):
+        with pytest.raises(kedge.UsageError, match="is not a run directory"):
             kedge.read_run(wrong)
 
 

@@ -384,7 +384,7 @@ def test_a_configuration_that_was_edited_before_the_first_checkpoint_is_noticed(
     file.write_text(file.read_text().replace("eta = 0.01", "eta = 0.02"))
     assert execute(["resume", "d"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("kedge: d/fingerprint.json is of another configuration: algorithm is 'ScaffoldM(eta=0.01")
+    assert error.startswith("kedge: d/fingerprint.json has a different configuration: algorithm is 'ScaffoldM(eta=0.01")
     file.write_text(file.read_text().replace("eta = 0.02", "eta = 0.01"))
     assert execute(["resume", "d"]) == 0
 
@@ -399,7 +399,7 @@ def test_finished_runs_of_other_data_are_not_mixed_with_these(tmp_path, capsys, 
     capsys.readouterr()
     assert execute([*command, "fedavg,scaffold-m"]) == 2
     error = capsys.readouterr().err
-    assert f"fedavg-1/fingerprint.json is of another configuration: {key} is '0123456789abcdef' there, but " in error
+    assert f"fedavg-1/fingerprint.json has a different configuration: {key} is '0123456789abcdef' there, but " in error
     assert not (tmp_path / "c" / "runs" / "scaffold-m-0").exists()
 
 

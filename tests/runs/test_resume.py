@@ -180,7 +180,7 @@ def test_other_data_or_initial_parameters_are_refused(tmp_path):
     other = kedge.quadratics(clients=6, dim=5, seed=4, sigma=0.5)
     arguments = {"rounds": 7, "cohort": 3, "local_steps": 2, "batch_size": 2, "loss": PROBLEM.loss}
     for model, federation in ((other.model, PROBLEM.federation), (PROBLEM.model, other.federation)):
-        with pytest.raises(kedge.UsageError, match="is of another configuration: "):
+        with pytest.raises(kedge.UsageError, match="has a different configuration: "):
             kedge.simulate(
                 model, federation, kedge.ScaffoldM(eta=0.05, beta=0.3), out=tmp_path, resume=True, **arguments
             )
@@ -200,7 +200,7 @@ def test_another_loss_is_refused(tmp_path, one, other):
     arguments = (nn.Linear(3, 2), federation, kedge.FedAvg(eta=0.1))
     options = {"cohort": None, "batch_size": 2, "out": tmp_path, "eval_every": 9}
     kedge.simulate(*arguments, rounds=2, loss=one, **options)
-    with pytest.raises(kedge.UsageError, match=r"is of another configuration: loss(| code) is"):
+    with pytest.raises(kedge.UsageError, match=r"has a different configuration: loss(| code) is"):
         kedge.simulate(*arguments, rounds=3, loss=other, resume=True, **options)
     kedge.simulate(*arguments, rounds=3, loss=one, resume=True, **options)
 
@@ -226,14 +226,14 @@ def test_a_row_that_comes_out_differently_is_a_warning(tmp_path):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     rows[2]["test_loss"] += 1
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.warns(RunWarning, match=r"round 3 was played again and differs from its row in metrics.jsonl"):
+    with pytest.warns(RunWarning, match=r"round 3 was replayed and differs from its row in metrics.jsonl"):
         history = play(tmp_path, resume=True).history
     assert history[2]["test_loss"] == rows[2]["test_loss"]
 
 
 def test_a_directory_is_not_taken_twice(tmp_path):
     play(tmp_path / "run", callbacks=[StopWhen(after(3))])
-    with pytest.raises(kedge.UsageError, match=r"an unfinished run; simulate\(..., resume=True\) goes on with it"):
+    with pytest.raises(kedge.UsageError, match=r"an unfinished run; continue it with simulate\(..., resume=True\)"):
         play(tmp_path / "run")
     with locked(tmp_path / "run"), pytest.raises(kedge.UsageError, match="is in use: another process"):
         play(tmp_path / "run", resume=True)

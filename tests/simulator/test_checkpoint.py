@@ -119,7 +119,7 @@ def test_a_damaged_file_is_noticed_and_the_checkpoint_before_taken(changes, data
         else:
             del content[at:]
         file.write_bytes(content)
-        with pytest.warns(RunWarning, match=f"{re.escape(str(file))} is damaged .*goes on from round"):
+        with pytest.warns(RunWarning, match=f"{re.escape(str(file))} is damaged .*resumes from round"):
             loaded = Checkpoints(Path(name)).load(NOTES["fingerprint"], 0)
         assert loaded.manifest.round == len(changes) - 1
         check(loaded, past)
@@ -129,7 +129,7 @@ def test_a_run_goes_on_after_a_fall_back_and_forgets_the_damaged_one(tmp_path):
     save_some(tmp_path, [{0, 1}, {1}, {0}])
     (tmp_path / "rows-00000003-0000.safetensors").unlink()
     checkpoints = Checkpoints(tmp_path)
-    with pytest.warns(RunWarning, match=r"rows-00000003-0000.safetensors is missing: the run goes on from round 2"):
+    with pytest.warns(RunWarning, match=r"rows-00000003-0000.safetensors is missing: the run resumes from round 2"):
         loaded = checkpoints.load(NOTES["fingerprint"], 0)
     clients = Clients(torch.float32)
     clients.rows = replayed(loaded)
@@ -152,15 +152,15 @@ def test_a_checkpoint_that_counts_more_rows_of_metrics_is_passed_over(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for round in (1, 2):
         checkpoints.save({"round": torch.tensor(round)}, lambda changed: [], **NOTES | {"records": round})
-    with pytest.warns(RunWarning, match="counts 2 rows of metrics, but 1 are there: the run goes on from round 1"):
+    with pytest.warns(RunWarning, match="counts 2 rows of metrics, but there are 1: the run resumes from round 1"):
         assert Checkpoints(tmp_path).load(NOTES["fingerprint"], 1).manifest.round == 1
 
 
 def test_another_configuration_is_refused_by_its_first_difference(tmp_path):
     save_some(tmp_path, [{0}])
-    with pytest.raises(kedge.UsageError, match="of another configuration: seed is 1 there, but 2 here"):
+    with pytest.raises(kedge.UsageError, match="has a different configuration: seed is 1 there, but 2 here"):
         Checkpoints(tmp_path).load({"seed": 2}, 0)
-    with pytest.raises(kedge.UsageError, match="of another configuration: seed is 1 there, but None here"):
+    with pytest.raises(kedge.UsageError, match="has a different configuration: seed is 1 there, but None here"):
         Checkpoints(tmp_path).load({}, 0)
 
 

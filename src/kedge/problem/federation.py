@@ -1,6 +1,6 @@
 """A federation: one shared tensor of samples and, for every client, the indices of its own.
 
-The formulation is the one of McMahan et al., "Communication-Efficient Learning of Deep Networks from
+The formulation is that of McMahan et al., "Communication-Efficient Learning of Deep Networks from
 Decentralized Data" (AISTATS 2017): client i holds a finite data set, and the objective is an average of the
 clients' empirical losses.
 """
@@ -24,8 +24,8 @@ Samples = tuple[Any, Any] | Dataset[Any]
 class Federation:
     """The clients' samples and an optional common test set.
 
-    ``clients`` holds one pair ``(features, labels)`` of tensors, arrays or lists, or one
-    ``torch.utils.data.Dataset``, per client; ``test`` is of the same kind. Integer labels become int64; every
+    ``clients`` holds, for each client, a pair ``(features, labels)`` of tensors, arrays or lists, or a
+    ``torch.utils.data.Dataset``; ``test`` is of the same kind. Integer labels become int64; every
     other dtype is kept.
     """
 
@@ -56,9 +56,9 @@ class Federation:
 
     @classmethod
     def from_indices(cls, features: Any, labels: Any, indices: Iterable[Any], test: Samples | None = None) -> Self:
-        """Share ``features`` and ``labels``, uncopied, between clients that are given by their indices.
+        """Share ``features`` and ``labels``, without a copy, between clients given by their indices.
 
-        ``indices`` holds the sample numbers of each client: a list of arrays, a table with a row per client, or, for
+        ``indices`` holds the sample numbers of each client: a list of arrays, a table with one row per client or, for
         very many clients, a `ClientIndices`.
         """
         self = cls.__new__(cls)
@@ -93,7 +93,7 @@ class Federation:
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu", *, channels_last: bool = False) -> Self:
         """Return the federation on ``device``, with floating features and labels of ``dtype``.
 
-        ``channels_last``: the channels of a pixel lie together, as convolutions like it.
+        ``channels_last`` stores the channels of a pixel together, which makes convolutions faster.
         """
 
         def move(values: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _check_values(features: Tensor, labels: Tensor, holder: Callable[[int], str]
     for what, values in (("features", features), ("labels", labels)):
         if not values.is_floating_point():
             continue
-        # Block by block: torch.isfinite on the whole needs as much memory again as the samples.
+        # Block by block: torch.isfinite on everything would need as much memory again as the samples.
         for start, block in zip(range(0, len(values), 4096), torch.split(values, 4096), strict=True):
             finite = torch.isfinite(block)
             if not finite.all():

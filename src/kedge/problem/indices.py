@@ -14,11 +14,11 @@ from kedge.errors import UsageError
 
 
 class ClientIndices(Sequence[Tensor]):
-    """The samples of every client: client i holds ``sizes[i]`` of them, from place ``starts[i]`` of ``order`` on.
+    """The samples of every client: client i holds ``sizes[i]`` of them, starting at place ``starts[i]`` of ``order``.
 
-    Without ``order`` a place is a sample's own number: data that lies client after client, or windows into common
-    data, need no index per sample. ``sizes`` may be one number for all. An ``order`` of int32 or int64 is shared,
-    uncopied; an item is a tensor of int64.
+    Without ``order``, a place is a sample's own number: data sorted by client, or windows into common data, need no
+    index per sample. ``sizes`` may be one number for all clients. An ``order`` of int32 or int64 is shared without a
+    copy; an item is a tensor of int64.
     """
 
     starts: NDArray[np.int64]
@@ -38,7 +38,7 @@ class ClientIndices(Sequence[Tensor]):
 
     @classmethod
     def read(cls, value: Any, samples: int) -> "ClientIndices":
-        """Read the indices of each client, in a table or one by one, and check that there are such samples."""
+        """Read the indices of each client, in a table or one by one, and check that the samples exist."""
         if isinstance(value, ClientIndices):
             found = value
         elif _is_table(value):
@@ -58,14 +58,14 @@ class ClientIndices(Sequence[Tensor]):
         ends = np.cumsum(sizes)
         order = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
         first_bad = _first_outside(order, samples)
-        if first_bad is not None:  # before int32, in which it might look good
+        if first_bad is not None:  # before int32, in which it might look valid
             client = int(np.searchsorted(ends, first_bad, side="right"))
             raise _outside(f"client {client}", parts[client], samples)
         narrow = torch.int32 if samples <= torch.iinfo(torch.int32).max else torch.int64
         return cls(ends - sizes, sizes, order.to(narrow))
 
     def check(self, samples: int) -> None:
-        """Say it if there are no clients, or one has no samples or some that a data set of this size has not."""
+        """Refuse no clients, a client without samples, or samples that a data set of this size does not have."""
         if not len(self):
             raise UsageError("a federation has 0 clients, but needs at least 1")
         if self.sizes.min() < 1:
@@ -140,7 +140,7 @@ def _part(value: Any, who: str) -> Tensor:
 
 
 def _first_outside(index: Tensor, samples: int) -> int | None:
-    """Return the first place of ``index`` that names no sample; the common case needs no memory."""
+    """Return the first place in ``index`` that names no sample; the common case needs no memory."""
     if not index.numel() or (int(index.min()) >= 0 and int(index.max()) < samples):
         return None
     return int(((index < 0) | (index >= samples)).nonzero()[0])

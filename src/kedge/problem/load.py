@@ -29,13 +29,13 @@ def load_federation(
 ) -> Federation:
     """Load the data set ``name`` and divide its training samples between ``clients``.
 
-    ``holdout`` keeps that share of the training samples from the clients, drawn by the seed before the division, and
-    puts it in the place of the test set: what is chosen by it has not seen the test set. ``test_samples`` draws so many
-    of the test samples, to evaluate faster.
+    ``holdout`` withholds that share of the training samples from the clients, drawn by the seed before the division,
+    and uses it instead of the test set, so that tuning never sees the test set. ``test_samples`` draws that many of the
+    test samples, for faster evaluation.
 
     ``partition`` is one of ``PARTITIONS``; None means "by-user" if the data set has users, else "dirichlet".
     Options: ``shards_per_client`` of the partition "shards", ``download`` and ``progress`` of
-    ``load_dataset``, and those of the data set itself.
+    ``load_dataset``, and the data set's own options.
     """
     shards = {key: options.pop(key) for key in ("shards_per_client",) if key in options}
     clients, seed = whole("clients", clients, 1), whole_seed(seed)
@@ -58,7 +58,7 @@ def load_federation(
 
 
 def _held_out(samples: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the training samples that are kept and, if there are any, those held out, both in ascending order."""
+    """Return the training samples to keep and, if there are any, those held out, both in ascending order."""
     if not 0 <= real("holdout", share, positive=False) < 1:
         raise UsageError(f"holdout is {share:g}, but must be at least 0 and below 1")
     if share == 0:

@@ -1,4 +1,4 @@
-"""The models of the experiments, initialised by a seed of their own.
+"""The models of the experiments, each initialised from its own seed.
 
 ``logistic`` and ``mlp`` are the convex and the small non-convex model of the federated literature. ``lenet`` is
 the network of LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (1998), with ReLU and
@@ -23,7 +23,7 @@ from kedge.errors import UsageError, shown, unknown
 Shape = tuple[int, ...]
 
 LAYERS = 1000
-"""Most hidden layers of mlp."""
+"""The most hidden layers mlp may have."""
 
 
 def logistic(shape: Shape, classes: int) -> nn.Module:
@@ -92,7 +92,7 @@ class _Block(nn.Module):
 
 
 def _group_norm(channels: int) -> nn.Module:
-    # 32 groups as in Wu and He (2018), or the largest power of two below that divides the channels.
+    # 32 groups as in Wu and He (2018), or the largest smaller power of two that divides the channels.
     return nn.GroupNorm(math.gcd(32, channels), channels)
 
 
@@ -117,7 +117,7 @@ def resnet18(shape: Shape, classes: int, *, norm: str = "batch", width: int = 64
 
 
 def _affordable(name: str, parameters: int) -> None:
-    """Refuse a model that is too large to train: it, its gradient, and the step need memory."""
+    """Refuse a model that is too large to train: the model, its gradient and the step need memory."""
     affordable(f"{name} of {shown(parameters)} parameters", 12 * parameters)
 
 
@@ -136,7 +136,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_model(name: str, input_shape: Sequence[int], classes: int, *, seed: int = 0, **options: Any) -> nn.Module:
-    """Build the model ``name`` for samples of ``input_shape``; the global random state is left alone.
+    """Build the model ``name`` for samples of ``input_shape``; the global random state is not touched.
 
     Options: ``widths`` and ``dropout`` of mlp; ``norm`` ("batch", "group") and ``width`` of resnet18.
     """

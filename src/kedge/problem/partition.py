@@ -1,12 +1,12 @@
 """Ways to divide a labelled data set between clients, each sample to exactly one client.
 
-``iid``                a random division into equal parts.
+``iid``                a random split into equal parts.
 ``dirichlet``          equal parts, label mixtures from a Dirichlet distribution: Hsu, Qi and Brown, "Measuring
                        the Effects of Non-Identical Data Distribution for Federated Visual Classification" (2019).
-``dirichlet-by-class`` each class divided by a Dirichlet draw over the clients: Yurochkin et al., "Bayesian
+``dirichlet-by-class`` each class split by a Dirichlet draw over the clients: Yurochkin et al., "Bayesian
                        Nonparametric Federated Learning of Neural Networks" (ICML 2019).
 ``shards``             sorted by label, cut and dealt: McMahan et al. (AISTATS 2017).
-``quantity``           unequal sizes, alike labels: Li et al., "Federated Learning on Non-IID Data Silos" (2022).
+``quantity``           unequal sizes, similar labels: Li et al., "Federated Learning on Non-IID Data Silos" (2022).
 ``by-user``            the data set's own users.
 """
 
@@ -47,7 +47,7 @@ def _draw(deal: _Deal, concentration: float, parts: int, size: int) -> Floats:
 
 
 def _apportion(shares: Floats, total: int) -> Ints:
-    """Round ``shares * total`` to whole numbers with the sum ``total``."""
+    """Round ``shares * total`` to whole numbers that add up to ``total``."""
     ends = np.rint(np.cumsum(shares) * total).astype(np.int64)
     ends[-1] = total
     return np.diff(ends, prepend=0)
@@ -94,7 +94,7 @@ def dirichlet_by_class(deal: _Deal) -> Ints:
     """Divide each class over the clients by a draw of Dir(alpha): the sizes are unequal.
 
     A division with an empty client is drawn again, up to ten times; after that each empty client receives one
-    random sample of the client that is the largest at the time.
+    random sample of the client that is largest at the time.
     """
     counts = np.bincount(deal.codes)
     for _ in range(_REDRAWS):
@@ -114,7 +114,7 @@ def dirichlet_by_class(deal: _Deal) -> Ints:
 
 
 def _hand_out(deal: _Deal, taken: Ints) -> Ints:
-    """Choose at random which samples of class c are the ``taken[k, c]`` of client k."""
+    """Choose at random which ``taken[k, c]`` samples of class c go to client k."""
     owner = np.empty(len(deal.codes), np.int64)
     for code in range(taken.shape[1]):
         members = deal.rng.permutation(np.flatnonzero(deal.codes == code))
@@ -138,14 +138,14 @@ def shards(deal: _Deal) -> Ints:
 
 
 def quantity(deal: _Deal) -> Ints:
-    """Give every client one sample and a share from Dir(alpha) of the rest, at random."""
+    """Give every client one sample, and a Dir(alpha) share of the rest, at random."""
     share = _draw(deal, deal.alpha, deal.clients, 1)[0]
     sizes = 1 + _apportion(share, len(deal.codes) - deal.clients)
     return deal.rng.permutation(np.repeat(np.arange(deal.clients), sizes))
 
 
 def by_user(deal: _Deal) -> Ints:
-    """Make one client of each user, in the order of their ids; or deal the users if clients are fewer."""
+    """Make one client of each user, in the order of their ids, or deal the users out if there are fewer clients."""
     if deal.users is None:
         raise UsageError("partition 'by-user' needs the user of every sample, but the data set has no users")
     if len(deal.users) != len(deal.codes):
@@ -169,7 +169,7 @@ PARTITIONS: dict[str, Callable[[_Deal], Ints]] = {
 }
 
 WITH_ALPHA = frozenset({"dirichlet", "dirichlet-by-class", "quantity"})
-"""Those that have a concentration."""
+"""The partitions that have a concentration."""
 
 
 def split(
@@ -182,7 +182,7 @@ def split(
     shards_per_client: int = 2,
     users: npt.NDArray[Any] | None = None,
 ) -> list[Ints]:
-    """Return the ascending sample indices of each client; no client is empty, every sample has one client."""
+    """Return the ascending sample indices of each client; no client is empty, and every sample has one client."""
     if method not in PARTITIONS:
         raise unknown("partition", method, PARTITIONS)
     labels = np.asarray(labels)

@@ -43,13 +43,13 @@ class QuadraticModel(nn.Module):
 
 
 def mean_output(output: Tensor, targets: Tensor) -> Tensor:
-    """The loss of a model whose output already is the loss of each sample."""
+    """The loss of a model whose output is already the loss of each sample."""
     return output.mean()
 
 
 @dataclass(frozen=True, eq=False)
 class Quadratics:
-    """A quadratic problem: f is the plain mean of the f_i, and every client has as many samples.
+    """A quadratic problem: f is the plain mean of the f_i, and all clients have equally many samples.
 
     ``optimum`` minimises f, ``smoothness`` is the largest eigenvalue of any A_i, ``sigma`` the root mean square
     of the noise of a sample's gradient, and ``zeta`` that of the gradients of the f_i at the optimum.
@@ -117,14 +117,14 @@ def quadratics(
     ``heterogeneity``: "shared" (one Hessian with spectrum in [0.1, 1], centers spread by 1), "mild" (Hessians
     with spectra in [0.3, 1] near a common one, centers spread by 1) or "large" (independent Hessians with
     spectra in [0.02, 1], centers spread by 30). Within each client the noise vectors of the ``samples`` have
-    the mean 0 and the mean squared norm ``sigma**2``, exactly.
+    mean 0 and mean squared norm ``sigma**2``, exactly.
     """
     if heterogeneity not in _HETEROGENEITY:
         raise unknown("heterogeneity", heterogeneity, _HETEROGENEITY)
     clients, dim = whole("clients", clients, 1), whole("dim", dim, 1)
     sigma = real("sigma", sigma, positive=False)
     samples = whole("samples (two at least, if sigma is not 0)", samples, 2 if sigma else 1)
-    # At its peak three times the Hessians (they, a rotation and a product), and the noise with its copy.
+    # At its peak: three times the Hessians (themselves, a rotation and a product), and the noise with its copy.
     numbers = clients * dim * (3 * dim + 2 * samples)
     affordable(f"quadratics of {shown(clients)} clients and dim {shown(dim)}", 8 * numbers)
     rng = torch.Generator().manual_seed(whole_seed(seed))
@@ -134,7 +134,7 @@ def quadratics(
 
     make_hessians, spread = _HETEROGENEITY[heterogeneity]
     hessians = make_hessians(clients, dim, rng)
-    # The common term puts the optimum away from the start at the origin.
+    # The common term moves the optimum away from the start at the origin.
     centers = spread * (normal(clients, dim) + normal(dim)) / math.sqrt(dim)
     optimum = torch.linalg.solve(hessians.sum(0), (hessians @ centers.unsqueeze(-1)).sum(0)).squeeze(-1)
     gradients = (hessians @ (optimum - centers).unsqueeze(-1)).squeeze(-1)

@@ -1,1 +1,1 @@
-"""The experiments of the paper, each by one command: what is run, what it came to, and what that says."""
+"""The experiments of the paper, one command each: what is run, the results, and what they say."""

@@ -1,9 +1,9 @@
-"""Claims against measurements: differences paired over the seeds, corrected for their number, and held to the grid.
+"""Claims against measurements: differences paired over the seeds, corrected for their number, and robust to the grid.
 
 Runs of one seed share partition, initial model, cohorts and minibatches, so two lines are compared seed by seed. A
-comparison says something if a paired t-test does at 5 %, after Holm's correction for all comparisons that count in the
-figure, and if that survives other choices from the grid: the second-best point of either line, and the best point of
-a finer grid. Else it is open.
+comparison is conclusive if a paired t-test is significant at 5 %, after Holm's correction for all comparisons that
+count in the figure, and if that survives other choices from the grid: the second-best point of either line, and the
+best point of a finer grid. Otherwise it is open.
 """
 
 import itertools
@@ -43,13 +43,13 @@ class Difference:
 
     name: str
     metric: Metric
-    values: list[float]  # a seed each; positive: better
+    values: list[float]  # one per seed; positive: better
     adjusted: float = math.nan  # the p-value after Holm's correction; NaN if it does not count
     checks: Mapping[str, "Difference"] = field(default_factory=dict)  # the same from other points of the grids
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds; with a diverged run among those of a loss it is infinite, or not a number."""
+        """The mean over the seeds; if runs diverged, that of a loss is infinite or not a number."""
         return math.nan if {math.inf, -math.inf} <= set(self.values) else statistics.fmean(self.values)
 
     @property
@@ -59,7 +59,7 @@ class Difference:
 
     @cached_property
     def p(self) -> float:
-        """The p-value of a paired t-test; with diverged runs that of a sign test, and 1 for a single seed."""
+        """The p-value of a paired t-test; of a sign test if runs diverged, and 1 for a single seed."""
         values = self.values
         if not all(map(math.isfinite, values)):
             decided = [value for value in values if value]
@@ -67,7 +67,7 @@ class Difference:
         if len(values) < 2 or not any(values):
             return 1.0
         if statistics.pstdev(values) <= 1e-12 * abs(self.mean):
-            return 0.0  # all seeds agree to the last digit, which is more than a t-test can divide by
+            return 0.0  # all seeds agree to the last digit, and a t-test would divide by zero
         return float(stats.ttest_1samp(values, 0).pvalue)
 
     @cached_property
@@ -80,7 +80,7 @@ class Difference:
         return self.mean - reach, self.mean + reach
 
     def says(self, p: float) -> Word:
-        """Read a p-value of it."""
+        """Interpret a p-value."""
         if not p < LEVEL or not self.mean:
             return "open"
         ahead = 2 * self.agree > len(self.values) if math.isnan(self.mean) else self.mean > 0
@@ -88,13 +88,13 @@ class Difference:
 
     @property
     def flips(self) -> list[str]:
-        """The checks that do not say the same."""
+        """The checks that disagree."""
         said = self.says(self.adjusted)
         return [] if said == "open" else [name for name, check in self.checks.items() if check.says(check.p) != said]
 
     @property
     def word(self) -> Word:
-        """What it says, if the choice from the grid does not change that."""
+        """The conclusion, unless another choice from the grid changes it."""
         return "open" if self.flips else self.says(self.adjusted)
 
     @property
@@ -127,7 +127,7 @@ class Finding:
     claim: Claim
     panel: str
     differences: list[Difference]  # those that count
-    shown: list[Difference] = field(default_factory=list)  # and others: protocols that the paper did not use
+    shown: list[Difference] = field(default_factory=list)  # the others: protocols that the paper did not use
     missing: str = ""  # why there are none
 
     @property
@@ -137,7 +137,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """The differences that count in a word."""
+        """The differences that count, summed up in a word."""
         words = [difference.word for difference in self.differences]
         if self.missing or not words:
             return self.missing or NOT_RUN
@@ -150,7 +150,7 @@ class Finding:
 
 
 def findings(experiment: Experiment, own: list[Measure], look: Look, untestable: str = "") -> list[Finding]:
-    """Judge every claim in every panel, also in those that were not run."""
+    """Judge every claim in every panel, including those that were not run."""
     found = [
         _finding(experiment, claim, panel, own, look, untestable)
         for claim in experiment.claims
@@ -239,10 +239,10 @@ def _paired(
 
 
 def _goodness(row: Measure, metric: Metric) -> float:
-    """Return a number of a run that is larger where it is better."""
+    """Return a number for a run, larger if it is better."""
     if metric == "loss":
         return -row.loss
-    if metric == "rounds":  # of a target that is not reached, at least so many
+    if metric == "rounds":  # a target that is not reached takes at least this many
         return -math.log(row.rounds_to if math.isfinite(row.rounds_to) else max(1, row.rounds))
     return float(getattr(row, metric))
 

@@ -1,6 +1,6 @@
-"""Conduct an experiment: search the grid, run the seeds, and write down what came of it.
+"""Conduct an experiment: search the grid, run the seeds, and write down the results.
 
-All runs are directories of one batch, so the same call goes on with whatever an earlier one left.
+All runs are directories of one batch, so the same call resumes whatever an earlier one left unfinished.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ from kedge.runs.config import Config, resolved
 from kedge.runs.directory import to_toml
 
 Stage = Callable[[str, Mapping[str, Config]], Callable[[Event], None]]
-"""Called before a batch with what it is and its runs; returns what is told how they go."""
+"""Called before a batch with its title and runs; returns what to notify of their progress."""
 
 
 class UnfinishedError(Exception):
-    """The experiment was stopped; the same call goes on with it."""
+    """The experiment was stopped; the same call resumes it."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an experiment came to."""
+    """The results of an experiment."""
 
     folder: Path
     verdict: str
@@ -81,11 +81,11 @@ def write_report(
     plan: Plan, grids: Grids, chosen: dict[Case, Hyper], curves: list[Curve], folder: Path, out: Path, command: str
 ) -> Report:
     """Write tables, figures, configurations and the verdict."""
-    from kedge.reproduce.drawing import draw  # matplotlib takes its time to load
+    from kedge.reproduce.drawing import draw  # matplotlib is slow to load
 
     summary = folder / "summary.csv"
     results.write_measures(summary, results.measures(curves))
-    measured = results.read_measures(summary)  # to its digits, so that whoever reads it later finds the same
+    measured = results.read_measures(summary)  # rounded as in the file, so that later readers find the same
     results.write_curves(folder / "curves.csv", curves)
     draw(plan, curves, measured, folder)
     make_directory(folder / "configs")
@@ -111,13 +111,13 @@ def configurations(plan: Plan, chosen: Mapping[Case, Hyper]) -> dict[str, str]:
 
 
 def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
-    """Return what a figure came to at a scale, if it was run."""
+    """Return the results of a figure at a scale, if it was run."""
     path = out / figure / scale / "summary.csv"
     return results.read_measures(path) if path.is_file() else None
 
 
 def _hash(model: Path) -> str:
-    """Return a hash of a final model's file; nothing if the run left none."""
+    """Return a hash of a final model's file; empty if the run left none."""
     return hashlib.sha256(model.read_bytes()).hexdigest()[:16] if model.is_file() else ""
 
 
@@ -133,7 +133,7 @@ def _write_grid(path: Path, found: Search) -> None:
 
 
 def _check_data(plan: Plan) -> None:
-    """Look for the data before anything is run, so that their absence is one sentence."""
+    """Look for the data before running anything, so that missing data is reported in one sentence."""
     case = next(plan.cases())
     data = plan.final(case, plan.grid(case)[0], 0).data
     load_dataset(data.dataset, data.data_dir)

@@ -10,14 +10,14 @@ from kedge.reproduce.plan import PROTOCOLS, Hyper, Plan
 from kedge.reproduce.results import Curve, Measure, megabytes
 
 DRAWN = ("tuned", "equal", "eta")
-"""The protocols that are drawn; the others only say how much the first depends on the grid."""
+"""The protocols that are drawn; the others only show how much the first depends on the grid."""
 
 SATURATED = 0.9
-"""An accuracy beyond which the error says more, on a log axis."""
+"""An accuracy above which the error, on a log axis, says more."""
 
 
 def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path) -> None:
-    """Write figure and budgets, each as .png and .svg; at the smoke scale, which is in a hurry, no .svg."""
+    """Write figure and budgets, each as .png and .svg; at the smoke scale, to save time, no .svg."""
     formats = FORMATS[:1] if plan.scale == "smoke" else FORMATS
     experiment, count = plan.experiment, len(plan.seeds)
     heading = f"{plan.title} ({experiment.figure}), {plan.scale} scale"
@@ -42,7 +42,7 @@ def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path)
 
 
 def _rows(plan: Plan, curves: list[Curve], measured: list[Measure]) -> list[list[View]]:
-    """Return the diagrams of an experiment: of a sweep its ends, else the curves of every panel and protocol."""
+    """Return the diagrams of an experiment: its ends for a sweep, otherwise the curves of every panel and protocol."""
     experiment, panels = plan.experiment, list(plan.experiment.panels_at(plan.scale))
     protocols = [protocol for protocol in plan.protocols if protocol in DRAWN]
     if experiment.sweep:

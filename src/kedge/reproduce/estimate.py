@@ -1,7 +1,7 @@
 """What an experiment will take: work counted exactly, time guessed from it.
 
 The gradients of a round come from running the algorithm's own rules (`kedge.cost`), and the work of a gradient from the
-model's layers. Only the speed is a guess: that of one core of a small machine, rather slow than fast.
+model's layers. Only the speed is a guess: that of one core of a small machine, on the slow side.
 """
 
 import math
@@ -20,14 +20,14 @@ from kedge.reproduce.experiment import SCALES, load, names
 from kedge.reproduce.plan import Hyper, Plan
 from kedge.runs.config import Config, algorithm_of, eval_every, model_name
 
-# Of one core: floating-point operations a second in products and in convolutions of 8 channels (wider ones are faster),
-# and the seconds that a step and a run take besides.
+# For one core: floating-point operations per second in products and in convolutions of 8 channels (wider ones are
+# faster), and the additional seconds that a step and a run take.
 PRODUCTS, CONVOLUTIONS, STEP, SETUP = 70e9, 25e9, 5e-5, 0.1
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The runs of an experiment and the seconds that they take on one core."""
+    """The runs of an experiment and the seconds they take on one core."""
 
     runs: int
     seconds: float
@@ -36,7 +36,7 @@ class Estimate:
         return Estimate(self.runs + other.runs, self.seconds + other.seconds)
 
     def on(self, cores: int) -> str:
-        """Write the time that it takes on so many cores."""
+        """Format the time it takes on so many cores."""
         seconds = self.seconds / cores
         for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
             if seconds >= 2 * size:
@@ -59,7 +59,7 @@ def estimate(plan: Plan) -> Estimate:
 
 
 def cost_table() -> list[list[str]]:
-    """Return a row per figure, and one of their sum: its name, that in the paper, what it shows, and its costs."""
+    """Return one row per figure and one for their sum: name, name in the paper, what it shows, and costs."""
     rows, total = [], dict.fromkeys(SCALES, Estimate(0, 0.0))
     for name in names():
         experiment = load(name)

@@ -25,7 +25,7 @@ Changes = Annotated[dict[str, Any], BeforeValidator(_dotted)]
 """Dotted keys of a configuration and their values."""
 
 SCALES = ("smoke", "laptop", "overnight", "paper")
-"""Seconds on built-in data; an evening of two cores; a night of them, for what takes long; the paper's own size."""
+"""Seconds on built-in data; an evening on two cores; a night on them, for what takes long; the paper's own size."""
 
 BEYOND = "beyond the paper"
 """The figure of an experiment that the paper does not have."""
@@ -41,7 +41,7 @@ class _Part(BaseModel):
 
 
 class Claim(_Part):
-    """What the paper says of a figure, as comparisons of lines."""
+    """What the paper says about a figure, as comparisons of lines."""
 
     text: str
     pairs: list[tuple[str, str]]  # better, worse
@@ -57,11 +57,11 @@ class Tuned(_Part):
     eta: list[float]
     beta: list[float] = []  # for algorithms that have one, unless it is fixed
     step: list[float] = []  # γ / ηK, for the lines of `free_step`; all others have γ = ηK
-    judge: Literal["accuracy", "loss"] = "accuracy"  # what is best on held-out samples
+    judge: Literal["accuracy", "loss"] = "accuracy"  # what must be best on held-out samples
 
 
 class Equal(_Part):
-    """The rate of the protocols that have one for all: `eta` is the η of the hat form, η̂ = βη."""
+    """The rate of the protocols with one rate for all: `eta` is the η of the hat form, η̂ = βη."""
 
     eta: float
     beta: float
@@ -72,19 +72,19 @@ class Tuning(_Part):
     """How every line searches its grid; `kedge.reproduce.search` has the rule."""
 
     seeds: int = 3
-    rounds: float = 1.0  # as a share of the final runs'
+    rounds: float = 1.0  # as a share of the final runs' rounds
     holdout: float = 0.1
-    budget: int = 8  # points that a line tries, by refining around the best; past an edge perhaps some more
-    extend: int = 3  # how often at most the grid grows past an edge
+    budget: int = 8  # points that a line tries by refining around the best; growing past an edge may add a few
+    extend: int = 3  # how often the grid may grow past an edge
     panel: str | None = None  # the one panel that is searched, for all of them; None: each searches its own
     points: int = 15  # evaluations of a run
 
 
 class Scale(_Part):
-    """How large the experiment is run, and what was reduced for that."""
+    """How large the experiment is, and what was reduced."""
 
     reduced: str
-    untestable: str = ""  # why claims cannot be judged at this scale, whatever comes out
+    untestable: str = ""  # why claims cannot be judged at this scale, whatever the results
     set: Changes = {}
     panels: dict[str, Changes] = {}
     only: list[str] | None = None  # panels
@@ -104,15 +104,15 @@ class Experiment(_Part):
     title: str
     figure: str
     shows: str
-    unstated: str = ""  # what the paper does not say; this page's choice stands in the configurations
+    unstated: str = ""  # what the paper does not say; the configurations have our choice
     base: dict[str, dict[str, Any]]
     algorithms: list[str] = []
     panels: dict[str, Changes]
     lines: dict[str, Changes] = {}
-    free_step: list[str] = []  # lines that choose γ / ηK from the grid, too
+    free_step: list[str] = []  # lines that also choose γ / ηK from the grid
     protocols: list[Protocol] = ["tuned", "second", "finer"]
-    judged: list[Protocol] = ["tuned"]  # those that the paper used; the others are shown and do not count
-    sweep: str | None = None  # a key: its values, one a panel, are the x axis
+    judged: list[Protocol] = ["tuned"]  # those that the paper used; the others are shown but do not count
+    sweep: str | None = None  # a key: its values, one per panel, are the x axis
     loss: bool = False  # draw the test loss as well
     tuned: Tuned
     equal: Equal | None = None
@@ -121,7 +121,7 @@ class Experiment(_Part):
 
     @property
     def beyond(self) -> bool:
-        """Whether it is not of the paper."""
+        """Whether the paper does not have it."""
         return self.figure == BEYOND
 
     def needs(self) -> set[str]:

@@ -12,7 +12,7 @@ from kedge.reproduce.experiment import Changes, Experiment
 from kedge.runs.config import Config, check, merged
 
 FIRST_TUNING_SEED = 100
-"""The grid is searched on seeds of its own: other partitions, initial models, cohorts and minibatches."""
+"""The grid search has its own seeds: other partitions, initial models, cohorts and minibatches."""
 
 
 PROTOCOLS = {
@@ -22,7 +22,7 @@ PROTOCOLS = {
     "equal": "one effective rate for all",
     "eta": "one eta for all",
 }
-"""How hyper-parameters are chosen: from a grid by held-out samples, in three ways of which the last two say how much
+"""How hyper-parameters are chosen: from a grid by held-out samples, in three ways, the last two of which show how much
 the first depends on the grid; one η̂ = βη for all, as the paper did for ResNet-18; or one η, whatever beta is."""
 
 SEARCHED = ("tuned", "second", "finer")
@@ -33,7 +33,7 @@ class Hyper(NamedTuple):
     """What the protocols choose."""
 
     eta: float
-    beta: float | None  # None: the algorithm has none
+    beta: float | None  # None: the algorithm has no beta
     step: float | None = None  # γ / ηK; None: γ = ηK, plain averaging
 
     def __str__(self) -> str:
@@ -73,12 +73,12 @@ class Plan:
 
     @property
     def protocols(self) -> list[str]:
-        """How hyper-parameters are chosen, in the order in which it is shown."""
+        """The protocols, in the order in which they are shown."""
         wanted = self.experiment.protocols if self.size.protocols is None else self.size.protocols
         return [name for name in PROTOCOLS if name in wanted]
 
     def cases(self) -> Iterator[Case]:
-        """All that is drawn."""
+        """Everything that is drawn."""
         for panel, protocol in itertools.product(self.experiment.panels_at(self.scale), self.protocols):
             for line in self.experiment.all_lines():
                 free = line in self.experiment.free_step
@@ -113,10 +113,10 @@ class Plan:
         return [Hyper(*point) for point in itertools.product(etas, betas, steps)]
 
     def common(self, case: Case) -> Hyper:
-        """Return the point of a line where all have one rate.
+        """Return the point of a line when all lines have one rate.
 
-        If that is the effective one, βη, η is η̂ / β for those that multiply the gradient by β; if it is η itself, all
-        have the η that these have then.
+        If that is the effective rate βη, η is η̂ / β for lines that multiply the gradient by β; if it is η itself, all
+        lines have the η that those would have.
         """
         rule = self.experiment.equal
         assert rule is not None
@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """What the figure shows; at the smoke scale it shows nothing but that everything runs."""
+        """What the figure shows; at the smoke scale it shows only that everything runs."""
         return f"{self.experiment.title}: tried on digits" if self.scale == "smoke" else self.experiment.title
 
     def value(self, panel: str, line: str, key: str) -> float:
@@ -169,7 +169,7 @@ class Plan:
         }
 
     def _takes_part(self, panel: str, line: str) -> bool:
-        """Say whether the algorithm is defined for the panel's cohort."""
+        """Return whether the algorithm is defined for the panel's cohort."""
         sections = self._settings(panel, line)
         cohort, clients = sections["run"].get("cohort"), sections["data"].get("clients")
         return cohort in ("all", clients) or not find_algorithm(sections["algorithm"]["name"]).full_participation
@@ -210,7 +210,7 @@ def name_of(kind: str, case: Case, hyper: Hyper, seed: int) -> str:
 
 
 def slug(text: str) -> str:
-    """Write a label so that it can name a file."""
+    """Turn a label into a file name."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 

@@ -1,4 +1,4 @@
-"""What the runs of an experiment came to: a measure per run, kept in small CSV files."""
+"""The results of an experiment's runs: one row of measures per run, kept in small CSV files."""
 
 import csv
 import itertools
@@ -19,10 +19,10 @@ LAST = 0.2
 """What counts as the end of a run: the evaluations of its last fifth, whose mean is less noisy than the last one."""
 
 DIGITS = 6
-"""Of every number in a table."""
+"""Digits of every number in a table."""
 
 CHANCE = 0.1
-"""Guessing one of ten labels: what a diverged run counts with, and what every run starts from."""
+"""Guessing one of ten labels: what a diverged run counts as, and where every run starts."""
 
 TARGET_STEP = 0.005
 SERIOUS = 0.75
@@ -50,16 +50,16 @@ class Measure:
     seed: int
     eta: float
     beta: float | None
-    step: float | None  # γ / ηK, where it was chosen
+    step: float | None  # γ / ηK, if it was chosen
     accuracy: float  # mean of the last fifth
     loss: float
-    area: float  # under the curve of the accuracy over the rounds, as a mean
+    area: float  # the area under the accuracy curve over the rounds, as a mean
     best: float
     target: float  # an accuracy, the same for all lines of a panel
-    rounds_to: float  # it; infinite if it was not reached
+    rounds_to: float  # to the target; infinite if it was not reached
     gradients_to: float
     megabytes_to: float
-    at_gradients: float  # accuracy when the cheapest line of the panel has spent all its gradients
+    at_gradients: float  # accuracy by the time the cheapest line of the panel has spent all its gradients
     at_bytes: float
     step_norm: float | None  # |x^{r+1} - x^r|, mean of all evaluated rounds
     rounds: int
@@ -80,7 +80,7 @@ def final(history: list[Row], key: str) -> float:
 
 
 def megabytes(row: Row) -> float:
-    """Return what was sent until then, down and up, by all."""
+    """Return the bytes sent so far, down and up, by all clients."""
     return (row["bytes_down"] + row["bytes_up"]) / 1e6
 
 
@@ -98,10 +98,10 @@ class _Goals(NamedTuple):
 
 
 def _goals(curves: list[Curve], case: Case) -> _Goals:
-    """Return what a panel's runs are held to.
+    """Return the target and budgets of a panel's runs.
 
     The target is where the weakest of its tuned lines ends, rounded down to half a percent, so that all can reach it;
-    of those only that come to three quarters of the best. Budgets are what the cheapest line of the protocol spends.
+    lines below three quarters of the best do not count. Budgets are what the cheapest line of the protocol spends.
     """
     sound = [curve for curve in curves if curve.case.panel == case.panel and curve.diverged is None and curve.history]
     ends: dict[str, list[float]] = {}
@@ -158,12 +158,12 @@ def _best(history: list[Row]) -> float:
 
 
 def _line(history: list[Row], spent: Callable[[Row], float]) -> tuple[list[float], list[float]]:
-    """Return the curve of the accuracy, which starts from guessing before anything was spent."""
+    """Return the accuracy curve, which starts from guessing at zero cost."""
     return [0.0, *map(spent, history)], [CHANCE, *(row["test_accuracy"] for row in history)]
 
 
 def _reached(accuracy: list[float], target: float) -> float:
-    """Return where, in evaluations, a curve first comes to the target, on a straight line between two of them."""
+    """Return where, in evaluations, a curve first reaches the target, interpolated linearly between two of them."""
     for place, (before, after) in enumerate(itertools.pairwise(accuracy)):
         if after >= target:
             return place + max(0.0, (target - before) / (after - before)) if after > before else float(place)
@@ -175,7 +175,7 @@ def _at(spent: list[float], place: float) -> float:
 
 
 def _within(spent: list[float], accuracy: list[float], budget: float) -> float:
-    """Return the mean accuracy over the last fifth of a budget, on straight lines between evaluations."""
+    """Return the mean accuracy over the last fifth of a budget, interpolated linearly between evaluations."""
     last = min(budget, spent[-1])
     return float(np.mean(np.interp(np.linspace((1 - LAST) * last, last, 21), spent, accuracy)))
 
@@ -206,7 +206,7 @@ def _parsed(row: dict[str, str]) -> Measure:
 
 
 def write_curves(path: Path, curves: Iterable[Curve]) -> None:
-    """Write a row per evaluation, without the seconds, which are never the same."""
+    """Write one row per evaluation, without the seconds, which vary."""
     rows = [
         {
             **curve.case._asdict(), "seed": curve.seed,

@@ -2,8 +2,8 @@
 
 A line starts from the coarse grid of the experiment. Where its best point lies on an edge, in eta, beta or the step,
 the grid grows past that edge. Where it lies inside, the points halfway, in ratio, to its neighbours are tried, until
-the line has spent its budget: a line that has fewer hyper-parameters looks closer. Beside it stands what one more
-halving would have chosen, which is not used, but says how much depends on the grid.
+the line has spent its budget: a line with fewer hyper-parameters looks more closely. The search also records what one
+more halving would have chosen; that is not used, but shows how much depends on the grid.
 """
 
 import math
@@ -20,7 +20,7 @@ Batch = Callable[[str, dict[str, Config]], dict[str, Outcome]]
 """Runs jobs under a title."""
 
 LARGEST = {"beta": 1.0}
-"""Where an axis ends by itself."""
+"""Where an axis has a natural end."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def ranked(plan: Plan, case: Case, grid: list[Hyper], outcomes: Mapping[str, Out
 
 
 def score(plan: Plan, case: Case, hyper: Hyper, outcomes: Mapping[str, Outcome]) -> tuple[float, float]:
-    """Return the mean over the tuning seeds of held-out accuracy, to four digits, and for ties that of the loss.
+    """Return the mean held-out accuracy over the tuning seeds, to four digits, and for ties the mean loss.
 
-    Where losses are judged, it is the other way round.
+    If the loss is judged, it is the other way round.
     """
     ends = [_end(outcome) for outcome in _runs(plan, case, hyper, outcomes).values()]
     accuracy, loss = round(statistics.fmean(end[0] for end in ends), 4), -statistics.fmean(end[1] for end in ends)
@@ -119,7 +119,7 @@ def _axes(grid: list[Hyper]) -> list[str]:
 
 
 def _values(best: Hyper, grid: list[Hyper], axis: str) -> list[float]:
-    """Return what was tried along an axis through the best point; if that is nothing else, what was tried at all."""
+    """Return what was tried along an axis through the best point or, if that is all, everything tried on the axis."""
     through = {getattr(point, axis) for point in grid if point == _moved(best, axis, getattr(point, axis))}
     return sorted(through if len(through) > 1 else {getattr(point, axis) for point in grid})
 

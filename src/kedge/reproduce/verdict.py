@@ -1,4 +1,4 @@
-"""The verdict: what was run, what it came to, and what that says of the paper's claims; a page of Markdown."""
+"""The verdict: what was run, the results, and what they say about the paper's claims; a page of Markdown."""
 
 import math
 import statistics
@@ -14,18 +14,18 @@ from kedge.reproduce.search import beyond
 
 NUMBERS = """\
 Accuracy and loss are means over the last fifth of the evaluations, then over the seeds, ± the standard deviation
-between seeds. *Mean* is the mean accuracy of a run, from guessing on: the area under its curve. The target is the
-accuracy at which the panel's weakest tuned line ends (of those that come to three quarters of the best), rounded down
-to half a percent; rounds, gradients and MB *to* it are read off straight lines between evaluations, and the mean is
-over the runs that come there. At equal gradients or bytes: the accuracy over the last fifth of what the cheapest line
+between seeds. *Mean* is the mean accuracy of a run, starting from guessing: the area under its curve. The target is the
+accuracy at which the panel's weakest tuned line ends (of those that reach three quarters of the best), rounded down
+to half a percent; rounds, gradients and MB *to* it are interpolated linearly between evaluations, and the mean is
+over the runs that reach it. At equal gradients or bytes: the accuracy over the last fifth of what the cheapest line
 spends. *Step* is the mean of |x^{r+1} - x^r|. A diverged run counts as 10 %."""
 
 READING = """\
 Runs of one seed share partition, initial model, cohorts and minibatches, so lines are compared seed by seed. Brackets
 are 95 % intervals of the mean difference (Student's t). p is that of a paired t-test, in comparisons that count after
-Holm's correction for all of the figure. *As claimed* or *the opposite*: p is below 5 %, and stays so without
-correction when either line takes its second-best point and when both take the best point of a finer grid. All else is
-*open*."""
+Holm's correction for the whole figure. *As claimed* or *the opposite*: p is below 5 %, and stays so without
+correction when either line takes its second-best point and when both take the best point of a finer grid. Everything
+else is *open*."""
 
 UNCHECKED = "**At this scale no second-best points and no finer grid were run**: nothing here was checked in that way."
 
@@ -73,14 +73,14 @@ def write(
 
 
 def budget(plan: Plan, grids: Grids) -> str:
-    """Say how many points the lines have tried."""
+    """Say how many points the lines tried."""
     tried = sorted({len(grid) for grid in grids.values()})
     several = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[0]}"
-    return f"{several} points a line, a budget of {plan.size.tuning.budget} and what an edge asked for"
+    return f"{several} points per line, a budget of {plan.size.tuning.budget} plus growth past an edge"
 
 
 def said_of(beyond: bool) -> Callable[[str], str]:
-    """Return how a verdict is said: of the paper's claims, or of those beyond it."""
+    """Return the words for a verdict: on the paper's claims, or on those beyond it."""
     return (lambda word: BEYOND_WORDS.get(word, word)) if beyond else (lambda word: word)
 
 
@@ -128,14 +128,14 @@ def _short(value: float | None) -> str:
 
 
 def _edges(grids: Grids, chosen: dict[Case, Hyper], rows: list[Measure]) -> list[str]:
-    """Say which lines chose an end of the grid all the same, beyond which something better may lie."""
+    """Say which lines still chose an end of the grid, beyond which something better may lie."""
     found = []
     for case, hyper in chosen.items():
         if case.protocol == "tuned" and case == rows[0].case._replace(line=case.line) and case in grids:
             for point in beyond(hyper, grids[case]):
                 ends = [name for name in Hyper._fields if getattr(point, name) != getattr(hyper, name)]
                 found += [f"{case.line} ({name} {getattr(hyper, name):g})" for name in ends]
-    return [f"At an end of the grid, so perhaps better beyond it: {', '.join(found)}."] if found else []
+    return [f"At an end of the grid, so there may be something better beyond it: {', '.join(found)}."] if found else []
 
 
 def _finding(finding: Finding, said: Callable[[str], str]) -> str:

@@ -1,4 +1,4 @@
-"""A run's directory while it is written: plain files, so that a crash leaves them readable. `reader` reads them."""
+"""The writer of a run's directory: plain files that a crash leaves readable. `reader` reads them."""
 
 import json
 import os
@@ -39,9 +39,9 @@ class RunDirectory:
         resume: bool = False,
         new: bool = False,
     ) -> None:
-        """Check that the directory can be made or, to resume, holds a run; nothing is written before `opened`.
+        """Check that the directory can be created or, to resume, holds a run; nothing is written before `opened`.
 
-        ``new``: it was made by `make_new_directory`, and is removed again if nothing is written to it.
+        ``new``: `make_new_directory` created it, and it is removed again if nothing is written to it.
         """
         self.path = Path(path)
         self._config = config
@@ -60,7 +60,7 @@ class RunDirectory:
         if not ours or SUMMARY in holds:
             raise UsageError(f"out is {self.path}, but that directory is not empty; nothing was overwritten")
         way = f"`kedge resume {self.path}`" if CONFIG in ours else "simulate(..., resume=True)"
-        raise UsageError(f"out is {self.path}, but that directory holds an unfinished run; {way} goes on with it")
+        raise UsageError(f"out is {self.path}, but that directory holds an unfinished run; continue it with {way}")
 
     @property
     def checkpoints(self) -> Path:
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the directory and hold it; within, this may be called again."""
+        """Create the directory and lock it; calls may be nested."""
         if self._held:
             yield
             return
@@ -87,7 +87,7 @@ class RunDirectory:
             write_atomically(self.path / CONFIG, to_toml(self._config).encode())
 
     def has_fingerprint(self, fingerprint: Mapping[str, Any]) -> bool:
-        """Whether it is written down what determines the result; it is an error if that is something else."""
+        """Whether what determines the result has been recorded; a different record is an error."""
         there = read_fingerprint(self.path)
         if there is not None:
             refuse_difference(self.path / FINGERPRINT, there, fingerprint)
@@ -98,7 +98,7 @@ class RunDirectory:
         write_atomically(self.path / FINGERPRINT, (json.dumps(fingerprint, indent=1) + "\n").encode())
 
     def repaired_rows(self) -> list[Row]:
-        """Return the rows so far, and cut the file after the last one that is whole: a crash may have torn a line."""
+        """Return the rows so far, and cut the file after the last complete one: a crash may have torn a line."""
         found = read_rows(self.path)
         if found.rest:
             cut(self.path / METRICS, found.size)
@@ -109,7 +109,7 @@ class RunDirectory:
         append(self.path / METRICS, (json.dumps(row) + "\n").encode())
 
     def flush_metrics(self) -> None:
-        """Wait until the lines are on the disk."""
+        """Wait until the lines are on disk."""
         if (self.path / METRICS).exists():
             flush(self.path / METRICS)
 
@@ -119,20 +119,20 @@ class RunDirectory:
         write_atomically(self.path / MODEL, save(tensors))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write what the run came to: from now on it is finished."""
+        """Write the result of the run: from now on it is finished."""
         write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def reopen(self) -> None:
-        """Take a finished run as unfinished."""
+        """Mark a finished run as unfinished."""
         remove(self.path / SUMMARY)
 
 
 def check_place(path: Path) -> None:
-    """Refuse a directory that cannot be made or written to."""
+    """Refuse a directory that cannot be created or written to."""
     try:
         existing = next(p for p in [path, *path.absolute().parents] if p.exists())
     except OSError as error:
-        raise UsageError(f"out is {str(path)[:60]}..., but it cannot be made: {error.strerror}") from error
+        raise UsageError(f"out is {str(path)[:60]}..., but it cannot be created: {error.strerror}") from error
     if not existing.is_dir():
         raise UsageError(f"out is {path}, but {existing} is not a directory")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -150,7 +150,7 @@ def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(item) for item in value)}]"
-    # JSON's booleans, numbers and strings are TOML's, but for DEL, which TOML wants escaped.
+    # JSON's booleans, numbers and strings are TOML's, except for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

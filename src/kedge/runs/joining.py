@@ -1,4 +1,4 @@
-"""One process among several: what its environment says of that, and how it joins the others.
+"""One process among several: what its environment says about that, and how it joins the others.
 
 `kedge run --workers` gives each process the sockets to the others; under torchrun they meet at an address.
 """
@@ -23,7 +23,7 @@ from kedge.runs.stalls import Silence
 from kedge.simulator.transport import SocketTransport, connected
 
 LOST = 75
-"""The exit code of a process that has lost another one; so says sysexits.h of what may go better the next time."""
+"""The exit code of a process that has lost another one; sysexits.h uses it for what may succeed next time."""
 
 SOCKETS = "KEDGE_SOCKETS"
 """The variable that holds the file numbers of the sockets to the other processes, by their ranks."""
@@ -32,26 +32,26 @@ LAUNCHER = "KEDGE_LAUNCHER"
 """The variable that holds the file number of the socket to the launcher."""
 
 JOINED, LEFT = b"+", b"-"
-"""What a process tells the launcher besides its signs of life."""
+"""What a process tells the launcher in addition to its heartbeat."""
 
 MEETING = 60.0
 """Seconds in which all processes must have met."""
 
 BEAT = 2.0
-"""Seconds between two signs of life over the network."""
+"""Seconds between two heartbeats over the network."""
 
 ADVICE = "a launcher such as torchrun sets it; without one, unset RANK"
 
 
 class Place(NamedTuple):
-    """Which process this is, and of how many."""
+    """Which process this is, and how many there are."""
 
     rank: int
     world: int
 
 
 def place() -> Place | None:
-    """Return what a launcher has said in the environment; None if there is none."""
+    """Return what a launcher has put into the environment; None without a launcher."""
     if "RANK" not in os.environ:
         return None
     count = _number("WORLD_SIZE", 1)
@@ -73,13 +73,13 @@ def is_rank() -> bool:
 
 
 def is_follower() -> bool:
-    """Whether this is another one than the first of them, which keeps the directory and talks to the user."""
+    """Whether this is not the first of them, which keeps the directory and talks to the user."""
     here = place()
     return here is not None and here.rank != 0
 
 
 def own_device(device: str) -> str:
-    """Return the device of this process: of several on a machine each has a GPU of its own."""
+    """Return the device of this process: several on one machine have a GPU each."""
     mine = device == "cuda" and is_rank() and "LOCAL_RANK" in os.environ
     return f"cuda:{_number('LOCAL_RANK', 0)}" if mine else device
 
@@ -107,13 +107,13 @@ def joined(stall_timeout: float = RunSettings().stall_timeout, say: Callable[[st
 
 
 def _tell(what: bytes) -> None:
-    """Tell the launcher, which waits longer for those that are starting or ending; if it is gone, so are we soon."""
+    """Tell the launcher, which waits longer for processes that are starting or ending; if it is gone, we soon end."""
     with suppress(KeyError, ValueError, OSError):
         os.write(int(os.environ[LAUNCHER]), what)
 
 
 def _inherited(here: Place) -> SocketTransport:
-    """Return the sockets that `kedge run --workers` has made."""
+    """Return the sockets that `kedge run --workers` created."""
     given = os.environ.pop(SOCKETS)
     others = [rank for rank in range(here.world) if rank != here.rank]
     try:
@@ -142,7 +142,7 @@ def _met(here: Place, stall_timeout: float, say: Callable[[str], None]) -> Itera
     except (OSError, UnicodeError) as error:
         raise UsageError(f"MASTER_ADDR is {address!r}, but there is no such host; {ADVICE}") from error
     hosts = here.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not hosts and not _reachable(address, port, limit):  # asked here, because torch would say so in twenty lines
+    if not hosts and not _reachable(address, port, limit):  # checked here, because torch would say it in twenty lines
         raise unmet
     fast = torch.cuda.is_available() and dist.is_nccl_available()
     patience = timedelta(seconds=limit)
@@ -183,9 +183,9 @@ def _beat(rank: int) -> str:
 def _attend(
     store: Store, here: Place, stall_timeout: float, say: Callable[[str], None], ended: threading.Event
 ) -> None:
-    """Give signs of life and look for those of the others; end this process when one of them has stalled.
+    """Send heartbeats and listen for those of the others; end this process when one of them has stalled.
 
-    The launcher then starts all again. The first of those that answer speaks for all.
+    The launcher then restarts all. The first process that answers speaks for all.
     """
 
     def speak(text: str) -> None:
@@ -199,7 +199,7 @@ def _attend(
         try:
             store.set(_beat(here.rank), str(time.time_ns()))
             now = store.multi_get(names)
-        except RuntimeError:  # whoever keeps the store is gone: the next exchange finds out
+        except RuntimeError:  # the process that keeps the store is gone: the next exchange finds out
             return
         for rank, (old, new) in enumerate(zip(before, now, strict=True)):
             if old != new or rank == here.rank:

@@ -1,7 +1,7 @@
-"""Several processes for one run on this machine: start them, and start them again when one of them dies.
+"""Several processes for one run on this machine: start them, and restart them when one dies.
 
-Every process runs `kedge resume DIRECTORY`; which of them it is, its environment says. They talk over socket pairs that
-they inherit, so nothing listens anywhere. torchrun starts them on many machines: see docs/distributed.md.
+Every process runs `kedge resume DIRECTORY`; its environment says which one it is. They talk over socket pairs that they
+inherit, so nothing listens anywhere. torchrun starts them on many machines: see docs/distributed.md.
 """
 
 import os
@@ -31,37 +31,37 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 TRIES = 2
-"""How often in a row the processes may die before the run has got further."""
+"""How often in a row the processes may die without progress."""
 
 PATIENCE = 0.1
 """Seconds between two looks at the processes."""
 
 FAREWELL, SHORT_FAREWELL = 30.0, 2.0
-"""Seconds that the others have to end by themselves when one has failed: for a reason that all may have, or died."""
+"""Seconds the others have to exit by themselves after one failed for a reason that all may share, or died."""
 
 TERMINALS = {signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}
-"""What a terminal sends to all processes: only the launcher hears it, and passes it on."""
+"""Signals that a terminal sends to all processes: only the launcher handles them, and passes them on."""
 
 FILES = 64
-"""How many files this process may have open besides the sockets."""
+"""How many files this process may have open in addition to the sockets."""
 
 
 class Failure(NamedTuple):
-    """The process that ended the others, and how it ended; without a code it does not answer."""
+    """The process that ended the others, and how it ended; no code means it does not answer."""
 
     rank: int
     code: int | None
 
     @property
     def has_said_why(self) -> bool:
-        """Whether it ended for a reason of its own."""
+        """Whether the cause was its own."""
         return self.code is not None and self.code > 0 and self.code != LOST
 
     def __str__(self) -> str:
         if self.code is None:
             return "does not answer"
         if self.code == LOST:
-            return "lost another one"
+            return "lost another process"
         with suppress(ValueError):
             return f"was ended by {signal.Signals(-self.code).name}"
         return f"was ended by signal {-self.code}"
@@ -77,9 +77,9 @@ def launch(
     stall_timeout: float,
     stop: Callable[[], bool],
 ) -> int:
-    """Run the run in ``directory`` in so many processes until it is over; return the exit code.
+    """Play the run in ``directory`` in so many processes until it is over; return the exit code.
 
-    ``options``: of `kedge resume`. When ``stop`` says so, the processes are asked to stop after their round.
+    ``options`` are those of `kedge resume`. When ``stop`` returns True, the processes stop after their round.
     """
     reached, idle = -1, 0
     while True:
@@ -91,7 +91,7 @@ def launch(
             assert failure.code is not None
             return failure.code
         if stop():
-            say(f"interrupted; `kedge resume {directory}` goes on")
+            say(f"interrupted; continue with `kedge resume {directory}`")
             return 1
         before, reached = reached, Checkpoints(checkpoints).newest()
         idle = 0 if reached > before else idle + 1
@@ -100,7 +100,7 @@ def launch(
             where = f"before round {max(0, reached) + 1} was saved"
             say(f"process {failure.rank} of {workers} {why} {where}; the run ends here")
             return 1
-        say(f"process {failure.rank} of {workers} {failure}; all start again from round {max(0, reached)}")
+        say(f"process {failure.rank} of {workers} {failure}; all restart from round {max(0, reached)}")
 
 
 class _Process(NamedTuple):
@@ -110,10 +110,10 @@ class _Process(NamedTuple):
 
 @contextmanager
 def _started(arguments: Sequence[str], workers: int) -> Iterator[list[_Process]]:
-    """Start the processes, each with a socket to every other one and to this one; in the end none is left."""
+    """Start the processes, each with a socket to every other one and to this one; none is left at the end."""
     processes: list[_Process] = []
     _allow_files(workers * (workers + 1) + FILES)
-    # They import what this process does.
+    # They import from where this process does.
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // workers))),
@@ -132,7 +132,7 @@ def _started(arguments: Sequence[str], workers: int) -> Iterator[list[_Process]]
                 peer.close()
     except OSError as error:
         _end(processes)
-        raise UsageError(f"workers is {workers}, but so many cannot be started: {error.strerror}") from error
+        raise UsageError(f"workers is {workers}, but that many cannot be started: {error.strerror}") from error
     try:
         yield processes
     finally:
@@ -193,7 +193,7 @@ def _watch(
                 first = min(failed, key=lambda failure: failure.code == LOST)
                 deadline = time.monotonic() + (FAREWELL if first.has_said_why else SHORT_FAREWELL)
             if None not in codes or time.monotonic() >= deadline:
-                # Whoever lost another one is not the cause, though it may have ended first.
+                # A process that lost another one is not the cause, though it may have ended first.
                 return min(failed, key=lambda failure: (failure.code == LOST, failure != first), default=None)
             if not asked and stop():
                 asked = True
@@ -204,14 +204,14 @@ def _watch(
 
 
 def _signs(end: socket.socket) -> bytes:
-    """Return the signs of life; none if the process has ended."""
+    """Return the heartbeats; empty if the process has ended."""
     with suppress(OSError):
         return end.recv(4096)
     return b""
 
 
 def check_workers(workers: int, shards: int) -> None:
-    """Refuse a number of processes that cannot all have a shard."""
+    """Refuse more processes than there are shards."""
     if workers > shards:
         raise UsageError(f"workers is {workers}, but must be at most shards, which is {shards}")
     if os.name != "posix":

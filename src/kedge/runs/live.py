@@ -1,14 +1,14 @@
-"""A run that is going, and the objects that are told of it.
+"""A run in progress, and the callbacks that it notifies.
 
-A callback is any object with some of these methods; each gets the live run::
+A callback is any object with one or more of these methods; each gets the live run::
 
     on_start(run)           before the first round that is played
     on_evaluate(run, row)   after a round that was evaluated; row["name"] = value adds a column
     on_round(run)           after every round, when its row is in the history
-    on_end(run)             after the last round, also if the run was stopped or has diverged
+    on_end(run)             after the last round, even if the run was stopped or diverged
 
-In a run of several processes every process calls its callbacks, because `run.ask` needs all of them. In one of them
-`run.leads` is true, and its rows are kept.
+In a run of several processes, every process calls its callbacks, because `run.ask` needs all of them. `run.leads` is
+true in one of them, and its rows are kept.
 """
 
 import numbers
@@ -30,20 +30,20 @@ class CallbackError(RuntimeError):
 
 
 class LiveRun:
-    """What a callback sees of the run, and may do to it."""
+    """What a callback sees of the run, and may do with it."""
 
     def __init__(self, simulation: Simulation, rounds: int, history: list[Row]) -> None:
         self._simulation = simulation
         self.rounds = rounds
-        """How many it is to play."""
+        """How many rounds the run will play."""
         self.history = history
-        """A row per evaluated round."""
+        """One row per evaluated round."""
         self.stopping = False
-        """Whether somebody has asked it to stop."""
+        """Whether a callback has asked the run to stop."""
 
     @property
     def round(self) -> int:
-        """How many rounds were played."""
+        """How many rounds have been played."""
         return self._simulation.round
 
     @property
@@ -58,7 +58,7 @@ class LiveRun:
 
     @property
     def model(self) -> nn.Module:
-        """The model at this moment: an independent copy, ready to predict."""
+        """The current model: an independent copy, ready to predict."""
         return self._simulation.model
 
     @property
@@ -71,7 +71,7 @@ class LiveRun:
         return self._simulation.client(number)
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> Answer:
-        """Put a question to clients (None: all), such as `kedge.FullGradient`; nothing of it stays or counts."""
+        """Ask clients (None: all) a question such as `kedge.FullGradient`; no trace is left, no cost is counted."""
         return self._simulation.ask(exchange, clients)
 
     def stop(self) -> None:
@@ -85,7 +85,8 @@ class Callbacks:
     def __init__(self, objects: Sequence[object]) -> None:
         for one in objects:
             if isinstance(one, type) or not any(callable(getattr(one, name, None)) for name in MOMENTS):
-                raise UsageError(f"{shown(one)} is no callback: it must be an object with one of {', '.join(MOMENTS)}")
+                methods = ", ".join(MOMENTS)
+                raise UsageError(f"{shown(one)} is not a callback: it must be an object with one of {methods}")
         self._objects = objects
 
     def tell(self, moment: str, *arguments: Any) -> None:
@@ -106,7 +107,7 @@ class Callbacks:
 def _check_row(name: str, row: Row) -> None:
     for column, value in row.items():
         if not isinstance(column, str) or isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise UsageError(f"the callback {name} set {shown(column)} to {shown(value)}, but a column is a number")
+            raise UsageError(f"the callback {name} set {shown(column)} to {shown(value)}, but it must be a number")
         row[column] = value if isinstance(value, int) else float(value)
 
 

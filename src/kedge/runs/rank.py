@@ -1,7 +1,7 @@
 """One process of `kedge run --workers`: `python rank.py SOCKET ARGUMENTS` is `kedge ARGUMENTS` under a launcher.
 
-The launcher holds the other end of the socket. It hears from this process every few seconds, and when it has ended, so
-does this process. Run as a file, because to import kedge takes seconds, in which nobody would watch.
+The launcher holds the other end of the socket. It hears from this process every few seconds, and when it ends, so does
+this process. This runs as a file, because importing kedge takes seconds, during which nobody would be watching.
 """
 
 import os
@@ -12,11 +12,11 @@ import sys
 import threading
 
 BEAT = 1.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 
 def attend(launcher: socket.socket) -> None:
-    """Give signs of life until the launcher has ended, and then end."""
+    """Send heartbeats until the launcher has ended, then end."""
     try:
         while True:
             heard, _, _ = select.select([launcher], [], [], BEAT)

@@ -1,7 +1,7 @@
-"""Read runs: pure functions that write nothing, lock nothing, and may be called while a run is going.
+"""Read runs: pure functions that write nothing, lock nothing, and work while a run is in progress.
 
-A directory may come from somebody else: whatever its files hold is checked against a schema, and what does not fit is
-said in a sentence, never run and never guessed.
+A directory may come from somebody else: a schema checks whatever its files hold, and what does not fit is reported in
+one sentence, never executed and never guessed.
 """
 
 import json
@@ -21,10 +21,10 @@ CONFIG, FINGERPRINT, METRICS = "config.toml", "fingerprint.json", "metrics.jsonl
 SUMMARY, MODEL, CHECKPOINTS = "summary.json", "model.safetensors", "checkpoint"
 
 DIGITS = 19
-"""Of a whole number."""
+"""The most digits of a whole number."""
 
 LARGEST = 1 << 24
-"""Bytes of a small file: of all but the metrics and the tensors."""
+"""The most bytes of a small file: all but the metrics and the tensors."""
 
 Row = dict[str, float]
 
@@ -35,7 +35,7 @@ _Line = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
 
 
 class _Row(BaseModel):
-    """A line of `metrics.jsonl`; whatever else a row has is a number too."""
+    """A line of `metrics.jsonl`; any other column must be a number too."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[str, int | float]
@@ -48,7 +48,7 @@ class _Row(BaseModel):
 
 
 class _End(BaseModel):
-    """What `summary.json` says of every run."""
+    """What `summary.json` says about every run."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -76,17 +76,17 @@ _FINGERPRINT = TypeAdapter(dict[str, str | int | float | None], config=ConfigDic
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a directory tells of a run."""
+    """What a directory says about a run."""
 
     path: Path
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The sections of `config.toml`; empty if `simulate` was called without a configuration."""
     rows: list[Row] = field(default_factory=list)
-    """A row per evaluated round."""
+    """One row per evaluated round."""
     summary: dict[str, Any] | None = None
-    """What the run has come to; None while it is going, or if it was interrupted."""
+    """The result of the run; None while it is in progress, or if it was interrupted."""
     problems: tuple[str, ...] = ()
-    """What is missing or damaged, in a sentence each."""
+    """What is missing or damaged, in one sentence each."""
 
     @property
     def finished(self) -> bool:
@@ -100,14 +100,14 @@ class StoredRun:
 
 
 def read_run(path: str | os.PathLike[str]) -> StoredRun:
-    """Read the run in a directory: its configuration, its rows of metrics, and what it has come to.
+    """Read the run in a directory: its configuration, its rows of metrics, and its result.
 
-    Nothing is written, locked or repaired, and the run may be going. A torn last line of metrics is not an error: the
-    row is being written. What is damaged is left out and named in `problems`.
+    Nothing is written, locked or repaired, and the run may be in progress. A torn last line of metrics is not an error:
+    the row is being written. What is damaged is left out and named in `problems`.
     """
     path = Path(path)
     if not is_run(path):
-        raise UsageError(f"{path} is not the directory of a run: it has neither {CONFIG} nor {METRICS}")
+        raise UsageError(f"{path} is not a run directory: it has neither {CONFIG} nor {METRICS}")
     problems: list[str] = []
 
     def kept(reading: Any, otherwise: Any) -> Any:
@@ -167,16 +167,16 @@ def read_toml(file: Path) -> dict[str, Any] | None:
 
 
 class Rows(NamedTuple):
-    """What is readable of the metrics."""
+    """The readable part of the metrics."""
 
     rows: list[Row]
     size: int  # bytes of the lines that are whole
     rest: int  # bytes after them
-    problem: str | None  # None too if a last line is torn, as it is while it is written
+    problem: str | None  # also None if the last line is torn, as it is while being written
 
 
 def read_rows(path: Path) -> Rows:
-    """Return the rows up to the first line that is not one."""
+    """Return the rows up to the first line that is not a row."""
     file = path / METRICS
     try:
         content = read(file)
@@ -197,7 +197,7 @@ def read_rows(path: Path) -> Rows:
 
 
 def _whole(digits: str) -> int:
-    """Read a whole number; none that a run writes has more than 64 bits."""
+    """Read a whole number; a run writes none with more than 64 bits."""
     if len(digits) > DIGITS:
         raise ValueError("a number in it has too many digits")
     return int(digits)
@@ -213,7 +213,7 @@ def _row(line: bytes) -> Row | None:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """Return what a run has come to; None if it has not ended."""
+    """Return the result of a run; None if it has not ended."""
     content = _json(path / SUMMARY)
     if content is None:
         return None
@@ -227,7 +227,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_fingerprint(path: Path) -> dict[str, Any] | None:
-    """Return what determines the result of a run; None if it was not written down."""
+    """Return what determines the result of a run; None if it was not recorded."""
     content = _json(path / FINGERPRINT)
     if content is None:
         return None
@@ -245,7 +245,7 @@ def _json(file: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from None
     if content is None:
-        raise UsageError(f"{file} cannot be read: it holds nothing")
+        raise UsageError(f"{file} cannot be read: it is empty")
     return content
 
 
@@ -254,7 +254,7 @@ def _unreadable(file: Path, error: Exception) -> UsageError:
 
 
 def _first(error: ValidationError) -> str:
-    """Say the first thing that is wrong."""
+    """Return the first problem."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])[:60]
     message = f"{first['msg'][0].lower()}{first['msg'][1:]}"

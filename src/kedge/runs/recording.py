@@ -1,6 +1,6 @@
-"""A run's record while it goes: its history and, in a directory, metrics, checkpoints and the end.
+"""A run's record while it runs: its history and, in a directory, metrics, checkpoints and summary.
 
-The order of the writes is what makes a resumed run lose no round: a row of metrics is flushed to the disk before the
+The order of the writes ensures that a resumed run loses no round: a row of metrics is flushed to disk before the
 checkpoint that counts it, and `summary.json`, written last, says that the run is finished.
 """
 
@@ -35,13 +35,13 @@ class Recording:
         self._checkpoints = None if directory is None else Checkpoints(directory.checkpoints)
         self._fingerprint = {} if directory is None else fingerprint(run, federation)
         self._written_with = environment() | run.computes_with()
-        self._recorded: dict[int, Row] = {}  # rows of rounds that are played again
+        self._recorded: dict[int, Row] = {}  # rows of rounds that are replayed
         self._before = 0.0  # seconds, of earlier processes
         self._began = time.perf_counter()
 
     @contextmanager
     def opened(self, resume: bool, rounds: int) -> Iterator[None]:
-        """Hold the directory and, to resume, go to the last checkpoint."""
+        """Lock the directory and, to resume, go to the last checkpoint."""
         if self._directory is None:
             if resume:
                 self._restore(None)
@@ -53,7 +53,7 @@ class Recording:
                 self._resume(self._directory, rounds)
             if not begun:
                 self._directory.write_fingerprint(self._fingerprint)
-            self._directory.write_configuration()  # after the summary is gone: a run that is to go on is not finished
+            self._directory.write_configuration()  # after the summary is gone: a run that will continue is not finished
             self._began = time.perf_counter()
             yield
 
@@ -76,7 +76,7 @@ class Recording:
             directory.reopen()
 
     def _restore(self, loaded: Loaded | None) -> None:
-        """Go to the checkpoint that rank 0 has loaded; the other ranks are sent it."""
+        """Go to the checkpoint that rank 0 has loaded and sends to the other ranks."""
         run = self._run
         (found,) = run.processes.agree(loaded is not None)
         if found:
@@ -90,29 +90,29 @@ class Recording:
                 warnings.warn(f"{text}: the last bits may differ", RunWarning, stacklevel=2)
 
     def seconds(self) -> float:
-        """Return the seconds computed so far, those of earlier processes included."""
+        """Return the seconds computed so far, including those of earlier processes."""
         return self._before + self._elapsed()
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._began
 
     def add(self, row: Row) -> None:
-        """Keep a row of metrics; what an earlier process has written stays as it is."""
+        """Keep a row of metrics; what an earlier process wrote stays as it is."""
         round = int(row["round"])
         self.history += [self._recorded.pop(earlier) for earlier in sorted(self._recorded) if earlier < round]
         recorded = self._recorded.pop(round, None)
         if recorded is not None:
             self.history.append(recorded)
             if _timeless(recorded) != _timeless(row):
-                text = f"round {round} was played again and differs from its row in metrics.jsonl"
+                text = f"round {round} was replayed and differs from its row in metrics.jsonl"
                 warnings.warn(f"{text}, which was kept", RunWarning, stacklevel=2)
-        elif not self._recorded:  # else it was not evaluated when it was first played, and rows stay in order
+        elif not self._recorded:  # otherwise it was not evaluated when first played, and rows stay in order
             self.history.append(row)
             if self._directory is not None:
                 self._directory.append_metrics(row)
 
     def is_due(self, *, now: bool = False) -> bool:
-        """Say whether to checkpoint, by the schedule or ``now``."""
+        """Return whether to checkpoint, by the schedule or ``now``."""
         run, schedule, checkpoints = self._run, self._schedule, self._checkpoints
         if checkpoints is None or schedule.interval.never:
             return False
@@ -122,7 +122,7 @@ class Recording:
 
     @property
     def wants_all(self) -> bool:
-        """Whether the next checkpoint is to hold every row of client state."""
+        """Whether the next checkpoint should hold every row of client state."""
         return self._checkpoints is not None and self._checkpoints.wants_all
 
     def checkpoint(self, *, every: bool) -> None:
@@ -147,13 +147,13 @@ class Recording:
         schedule.took(self._elapsed() - began, self._elapsed(), size)
 
     def checkpoint_now(self) -> None:
-        """Save a checkpoint unless there are to be none."""
+        """Save a checkpoint, unless checkpoints are off."""
         due, every = self._run.processes.agree(self.is_due(now=True), self.wants_all)
         if due:
             self.checkpoint(every=every)
 
     def diverged(self) -> None:
-        """Write that the run came to nothing."""
+        """Record that the run has no result."""
         if self._directory is not None:
             self._directory.write_summary(self._summary() | {"diverged_in_round": self._run.round})
 

@@ -8,12 +8,12 @@ from kedge.checks import whole
 from kedge.errors import UsageError, shown
 
 SHARE = 0.02
-"""Of the time, what checkpoints may take by default."""
+"""The share of the time that checkpoints may take by default."""
 
 PAUSE = 5.0
-"""Seconds that nobody minds to lose: by default, checkpoints are at least so far apart."""
+"""Seconds that nobody minds losing: by default, checkpoints are at least this far apart."""
 
-# A guess of what a checkpoint takes, until one was measured.
+# A guess at what a checkpoint takes, until one has been measured.
 SECONDS = 0.02
 BYTES_PER_SECOND = 200e6
 
@@ -44,16 +44,16 @@ class Interval:
 
 
 class Schedule:
-    """Decides after every round, from the time that has passed and what checkpoints took so far."""
+    """Decides after every round, from the time passed and what checkpoints have taken so far."""
 
     def __init__(self, interval: Interval) -> None:
         self.interval = interval
-        self.spent = 0.0  # seconds, in checkpoints
+        self.spent = 0.0  # seconds spent in checkpoints
         self._last = 0.0  # when the last one was over
-        self._slower = 1.0  # than guessed, they are
+        self._slower = 1.0  # how much slower than guessed they are
 
     def is_due(self, round: int, elapsed: float, size: int) -> bool:
-        """Say whether to checkpoint after this round; one would write ``size`` bytes."""
+        """Return whether to checkpoint after this round; it would write ``size`` bytes."""
         interval = self.interval
         if interval.never:
             return False
@@ -69,7 +69,7 @@ class Schedule:
         """Note what a checkpoint took."""
         self.spent += seconds
         self._last = elapsed
-        # A slow one may come again: it is forgotten by halves.
+        # There may be another slow one, so its effect only halves each time.
         self._slower = max(seconds / _guess(size), self._slower / 2)
 
 

@@ -1,20 +1,20 @@
-"""Which process of a run does not answer, and for how long."""
+"""Which processes of a run do not answer, and for how long."""
 
 import time
 from collections.abc import Callable
 
 QUIET = 20.0
-"""Seconds after which its silence is said, or after half the timeout."""
+"""Seconds of silence after which a process is reported, or half the timeout."""
 
 GRACE = 60.0
-"""The least timeout of a process that is starting or ending: to load torch may silence it for seconds."""
+"""The shortest timeout of a process that is starting or ending: loading torch may silence it for seconds."""
 
 STEP = 5.0
-"""No more seconds than these count between two looks: while this process was stopped too, nobody could be heard."""
+"""The most seconds that count between two looks: while this process was suspended too, it could hear nobody."""
 
 
 class Silence:
-    """How long each process has not been heard of."""
+    """How long each process has been silent."""
 
     def __init__(self, count: int, timeout: float, say: Callable[[str], None], *, playing: bool) -> None:
         self._timeout = timeout
@@ -29,23 +29,23 @@ class Silence:
         self._limits[rank] = self._timeout if playing else max(self._timeout, GRACE)
 
     def heard(self, rank: int) -> None:
-        """Note a sign of life."""
+        """Note a heartbeat."""
         self._seconds[rank] = 0.0
         if rank in self._said:
             self._said.remove(rank)
             self._say(f"process {rank} of {len(self._seconds)} answers again")
 
     def ended(self, rank: int) -> None:
-        """Note that a process has ended, which silence does not make worse."""
+        """Note that a process has ended, so its silence means nothing."""
         self._seconds[rank] = 0.0
 
     def quiet(self) -> list[int]:
-        """Return who has been silent long enough to be said."""
+        """Return which processes have been silent long enough to report."""
         both = zip(self._seconds, self._limits, strict=True)
         return [rank for rank, (seconds, limit) in enumerate(both) if seconds >= min(QUIET, limit / 2)]
 
     def look(self) -> int | None:
-        """Let time pass, say who is silent, and return a process that has been so for too long."""
+        """Let time pass, report silent processes, and return one that has been silent for too long."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, STEP), now
         self._seconds = [seconds + passed for seconds in self._seconds]

@@ -1,9 +1,9 @@
-"""Checkpoints: the state of a run as safetensors files and a JSON manifest; docs/reliability.md is the format.
+"""Checkpoints: the state of a run as safetensors files and a JSON manifest; docs/reliability.md describes the format.
 
-A checkpoint of round r is up to three kinds of files: `rows-<r>-<n>.safetensors`, the rows of client state that changed
-since the checkpoint before; `round-<r>.safetensors`, everything else; and `round-<r>.json`, the manifest, which lists
-its files, those of earlier checkpoints included, with their checksums. The manifest is written last: until it is there,
-the checkpoint before is the last one.
+A checkpoint of round r has up to three kinds of file: `rows-<r>-<n>.safetensors`, the rows of client state that changed
+since the previous checkpoint; `round-<r>.safetensors`, everything else; and `round-<r>.json`, the manifest, which lists
+its files, including those of earlier checkpoints, with their checksums. The manifest is written last: until then, the
+previous checkpoint is the last one.
 """
 
 import hashlib
@@ -26,16 +26,16 @@ from kedge.files import make_directory, read, refuse_link, remove, write_atomica
 from kedge.simulator.store import Rows
 
 FORMAT = 2
-"""The version of the format that is written; a newer one is refused. Format 1 had a shorter fingerprint."""
+"""The format version that is written; newer ones are refused. Format 1 had a shorter fingerprint."""
 
 MOST = 2**60
-"""Of anything that is counted: adding to it cannot leave 64 bits."""
+"""The largest count: adding to it cannot overflow 64 bits."""
 
 COUNTS = ("round", "bytes_down", "bytes_up", "gradients")
-"""What of a run's state is counted."""
+"""The counters in a run's state."""
 
 LARGEST = 1 << 28
-"""Bytes of a manifest."""
+"""The most bytes a manifest may have."""
 
 _OURS = re.compile(r"(rows-[0-9]+-[0-9]+\.safetensors|round-[0-9]+\.(safetensors|json))(\.part)?")
 _MANIFEST = re.compile(r"round-([0-9]{8,18})\.json")
@@ -58,7 +58,7 @@ class File(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a checkpoint says of itself."""
+    """What a checkpoint says about itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -75,7 +75,7 @@ class Manifest(BaseModel):
     def _ordered(self) -> Self:
         *rows, rest = [file.name for file in self.files] or [""]
         if not re.fullmatch(_REST, rest) or not all(re.fullmatch(_ROWS, name) for name in rows):
-            raise ValueError("its files are not those of a checkpoint")
+            raise ValueError("its files do not make up a checkpoint")
         return self
 
     @property
@@ -85,7 +85,7 @@ class Manifest(BaseModel):
 
     @property
     def rows(self) -> int:
-        """How many rows its files hold, those that later ones replace included."""
+        """How many rows its files hold, including those that later ones replace."""
         return sum(file.rows for file in self.files)
 
     def to_json(self) -> bytes:
@@ -96,7 +96,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read."""
+    """A checkpoint as read from disk."""
 
     manifest: Manifest
     state: dict[str, Tensor]
@@ -105,7 +105,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Like:
-    """The form of a run's state: what a checkpoint of it holds."""
+    """The structure of a run's state, as a checkpoint holds it."""
 
     state: Mapping[str, Tensor]
     row: Rows  # of one client
@@ -124,19 +124,19 @@ class Like:
             return problem
         numbers = found["clients"]
         if any(len(tensor) != len(numbers) for tensor in found.values()):
-            return "its rows are not as many as its clients"
+            return "it does not have one row per client"
         outside = len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.clients
         return "it names a client that does not exist" if outside else None
 
 
 def _other_form(like: Mapping[str, Tensor], found: Mapping[str, Tensor], rows: int) -> str | None:
-    """Compare names, dtypes and shapes; of the shapes, all but the first ``rows`` dimensions."""
+    """Compare names, dtypes and shapes, ignoring the first ``rows`` dimensions of the shapes."""
     if like.keys() != found.keys():
         return f"it has no {min(like.keys() - found.keys(), default='tensors but its own')}"
     for name, tensor in like.items():
         other = found[name]
         if (tensor.dtype, tensor.ndim, tensor.shape[rows:]) != (other.dtype, other.ndim, other.shape[rows:]):
-            return f"{name} has another shape or dtype"
+            return f"{name} has a different shape or dtype"
     return None
 
 
@@ -145,7 +145,7 @@ class _DamagedError(Exception):
 
 
 class Checkpoints:
-    """The last two checkpoints of a run, in a directory of their own."""
+    """The last two checkpoints of a run, in their own directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,7 +153,7 @@ class Checkpoints:
 
     @property
     def last(self) -> Manifest | None:
-        """The checkpoint that was last saved or loaded."""
+        """The checkpoint last saved or loaded."""
         return self._last
 
     def newest(self) -> int:
@@ -165,7 +165,7 @@ class Checkpoints:
 
     @property
     def wants_all(self) -> bool:
-        """Whether the next one should hold every row: the files have more than twice as many as when it last did."""
+        """Whether the next one should hold every row: the files have over twice as many as the last full one."""
         return self._last is None or self._last.rows > 2 * self._last.whole
 
     def save(
@@ -178,9 +178,9 @@ class Checkpoints:
         fingerprint: Mapping[str, Any],
         written_with: Mapping[str, Any],
     ) -> None:
-        """Add a checkpoint and remove all but the one before it.
+        """Add a checkpoint and remove all but the previous one.
 
-        ``rows(changed)`` returns what changed since the last checkpoint or, if it `wants_all`, every row there is.
+        ``rows(changed)`` returns what changed since the last checkpoint or, if this one `wants_all`, every row.
         """
         before = self._last
         changed = not self.wants_all
@@ -212,17 +212,17 @@ class Checkpoints:
                 remove(path)
 
     def load(self, fingerprint: Mapping[str, Any], records: int, like: Like | None = None) -> Loaded | None:
-        """Return the last checkpoint that is whole, with a warning if it is not the newest; None if there is none.
+        """Return the last intact checkpoint, with a warning if it is not the newest; None if there is none.
 
-        ``records`` is how many rows of metrics there are: a checkpoint that counts more would lose some. ``like`` is
-        the form of the run's state: one of another form is damaged. One of another configuration or a newer format is
-        an error.
+        ``records`` is how many rows of metrics there are: resuming from a checkpoint that counts more would lose some.
+        ``like`` is the structure of the run's state: a checkpoint with a different one is damaged. One of a different
+        configuration or a newer format is an error.
         """
         refuse_link(self.path)
         problems: list[str] = []
         loaded = next(self._usable(fingerprint, records, like, problems), None)
         if problems:
-            end = f"goes on from round {loaded.manifest.round}" if loaded else "starts again from round 0"
+            end = f"resumes from round {loaded.manifest.round}" if loaded else "starts again from round 0"
             warnings.warn(f"{'; '.join(problems)}: the run {end}", RunWarning, stacklevel=2)
         self._last = loaded.manifest if loaded else None
         return loaded
@@ -235,13 +235,13 @@ class Checkpoints:
                 manifest = _read(path)
                 refuse_difference(path, manifest.fingerprint, fingerprint, complete=manifest.format > 1)
                 if manifest.records > records:
-                    raise _DamagedError(f"{path} counts {manifest.records} rows of metrics, but {records} are there")
+                    raise _DamagedError(f"{path} counts {manifest.records} rows of metrics, but there are {records}")
                 *rows, rest = manifest.files
                 for file in rows:
                     self._tensors(file, None if like is None else like.row_problem)
                 state = self._tensors(rest, None if like is None else like.state_problem)
                 if int(state.get("round", torch.tensor(-1))) != manifest.round:
-                    raise _DamagedError(f"{self.path / rest.name} is damaged (it is of another round)")
+                    raise _DamagedError(f"{self.path / rest.name} is damaged (it belongs to another round)")
             except _DamagedError as problem:
                 problems.append(str(problem))
                 continue
@@ -303,14 +303,14 @@ def _read(path: Path) -> Manifest:
         place = ".".join(map(str, first["loc"]))[:60]
         raise _DamagedError(f"{path} is damaged ({place} {first['msg']})") from None
     if manifest.round != _number(path):
-        raise _DamagedError(f"{path} is damaged (it is of round {manifest.round})")
+        raise _DamagedError(f"{path} is damaged (it belongs to round {manifest.round})")
     return manifest
 
 
 def refuse_difference(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, complete: bool = True) -> None:
-    """Refuse another configuration by its first difference; without ``complete``, in what both tell."""
+    """Refuse a different configuration, naming the first difference; without ``complete``, compare only common keys."""
     for key in [*here, *there]:
         if there.get(key) != here.get(key) and (complete or (key in there and key in here)):
             raise UsageError(
-                f"{path} is of another configuration: {key} is {there.get(key)!r} there, but {here.get(key)!r} here"
+                f"{path} has a different configuration: {key} is {there.get(key)!r} there, but {here.get(key)!r} here"
             )

@@ -1,4 +1,4 @@
-"""The clients' half of an exchange for a whole cohort: in groups, one group a thread at a time."""
+"""The clients' half of an exchange for a whole cohort: in groups, one group per thread at a time."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -40,13 +40,13 @@ class Crew:
             return answer(self.rules, question, needs, members, engine.run)
 
         parts = self._parts(efforts)
-        # Large models divide their own operations between the threads; else each client has one.
+        # Large models divide their operations between the threads; otherwise each client has one thread.
         with compute_threads(1 if self.parameters < LARGE else None):
             for replies in self.pool.map(play, parts):
                 yield from replies
 
     def _parts(self, efforts: Sequence[Effort]) -> list[slice]:
-        """Divide a cohort into the groups that are run together: equal efforts, and work for every thread."""
+        """Divide a cohort into groups that run together: equal efforts within a group, and work for every thread."""
         engine, threads = self.pool.engines[0], len(self.pool.engines)
         size, minibatches = self.rules.settings.batch_size, efforts[0].minibatches
         most = engine.group(None if size is None or minibatches is None else size * minibatches)

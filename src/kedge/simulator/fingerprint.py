@@ -1,4 +1,4 @@
-"""What determines a run's result, as a flat table: a run is refused to go on, or to be reused, where it differs."""
+"""What determines a run's result, as a flat table: if it differs, kedge refuses to resume or reuse the run."""
 
 import functools
 import hashlib
@@ -16,21 +16,21 @@ from kedge.problem import Federation
 from kedge.simulator.simulation import Simulation
 
 SMALL = 1 << 20
-"""Bytes of which SHA-256 takes no time; of more, it would take half the time of loading them."""
+"""Up to this many bytes, SHA-256 takes no time; for more, it would take half as long as loading them."""
 
 COLUMNS, BLOCK = 1024, 64
-"""Of the table in which larger data is summed, and the rows of it that the processor keeps for the second sum."""
+"""Of the table in which larger data is summed, and of its rows that stay in the cache for the second sum."""
 
 LIBRARIES = ("kedge", "torch", "builtins")
-"""Whose code is told by a version, which a checkpoint tells too."""
+"""Packages identified by their version, which a checkpoint records too."""
 
 
 def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[str, Any]:
-    """Return what determines the result of a run, but for the number of its rounds.
+    """Return what determines the result of a run, except for the number of rounds.
 
-    Where and how it is computed (device, engine, workers) is left out: that changes at most the last bits.
-    ``federation`` is the one that the run was made of, if it is still there: the run's own is of the model's dtype, on
-    its device.
+    Where and how it is computed (device, engine, workers) is left out: that affects at most the last bits.
+    ``federation`` is the one the run was made from, if it is still available: the run's own copy has the model's dtype
+    and device.
     """
     federation = run.federation if federation is None else federation
     return {
@@ -54,7 +54,7 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
 
 
 def data_fingerprint(federation: Federation) -> dict[str, str]:
-    """Return the part of the fingerprint that is of the data set, however it is divided."""
+    """Return the part of the fingerprint that covers the data set, however it is divided."""
     test = (None, None) if federation.test is None else federation.test
     tensors = {
         "features": federation.features, "labels": federation.labels, "test features": test[0], "test labels": test[1],
@@ -86,7 +86,7 @@ def _places(federation: Federation) -> list[Tensor]:
 
 
 def checksum(*tensors: Tensor) -> str:
-    """Return a short checksum of the tensors: of their shapes and all their bytes."""
+    """Return a short checksum of the tensors: their shapes and all their bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -99,8 +99,8 @@ def checksum(*tensors: Tensor) -> str:
 def _sums(content: np.ndarray[Any, np.dtype[np.uint8]]) -> Iterator[memoryview]:
     """Lay the bytes out as a table of 64-bit words and return the sums of its columns and its rows, and the rest.
 
-    Every bit counts and so does its place, at the speed of the memory. Whoever wants to could find other data with the
-    same sums: it is mistakes that are to be noticed.
+    Every bit counts and so does its place, at the speed of the memory. It is possible to construct other data with
+    the same sums: the purpose is to notice mistakes.
     """
     length = len(content) // (8 * COLUMNS) * 8 * COLUMNS
     table = content[:length].view(np.uint64).reshape(-1, COLUMNS)
@@ -117,23 +117,23 @@ def _short(*parts: bytes) -> str:
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Return the model's parameters and buffers, and what tensors it keeps besides."""
+    """Return the model's parameters and buffers, and any other tensors it keeps."""
     yield from model.state_dict().values()
     for module in model.modules():
         yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
 
 def code(thing: Any) -> str:
-    """Return a checksum of the code of one's own that a class, a function or a module runs; "built in" if none.
+    """Return a checksum of the user's own code that a class, a function or a module runs; "built in" if none.
 
-    It is of what is compiled, so another version of Python gives another one.
+    It covers compiled code, so another version of Python gives another checksum.
     """
     parts = list(_code(thing, set()))
     return f"{_short(*parts)} (Python {sys.version_info[0]}.{sys.version_info[1]})" if parts else "built in"
 
 
 def _code(thing: Any, seen: set[int]) -> Iterator[bytes]:
-    """Return the compiled code of a thing, with all of one's own that it refers to."""
+    """Return the compiled code of an object, with all the user's own code that it refers to."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
@@ -187,7 +187,7 @@ def _function(function: types.FunctionType, seen: set[int]) -> Iterator[bytes]:
 
 
 def _constant(value: Any) -> str:
-    """Write a constant of some code, the same in every process."""
+    """Format a constant of compiled code, the same in every process."""
     if isinstance(value, tuple | frozenset):
         parts = [_constant(one) for one in value]
         return f"({', '.join(parts if isinstance(value, tuple) else sorted(parts))})"

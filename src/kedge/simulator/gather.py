@@ -1,6 +1,6 @@
-"""How the simulator gathers replies: from the threads of this process and, where there are any, from other ranks.
+"""How the simulator gathers replies: from the threads of this process and, if there are any, from other ranks.
 
-In every exchange each rank plays the clients of neighbouring shards, so many that the work is even. A client's state
+In every exchange each rank plays the clients of neighbouring shards, chosen so that the work is even. A client's state
 follows it to the rank that plays it.
 """
 
@@ -30,10 +30,10 @@ class Gatherer:
     crew: Crew
     store: ClientStore
     processes: Processes
-    x: Vector  # for its form
+    x: Vector  # for its structure
 
     def __call__(self, question: Question, clients: list[int], *, commit: bool = True, weighted: bool = True) -> Total:
-        """Return the sum of the clients' replies; with ``commit``, what they propose becomes their state."""
+        """Return the sum of the clients' replies; with ``commit``, the proposed states become theirs."""
         shards = self.rounds.settings.shards
         ends = divided(self._loads(question, clients), self.processes.count)
         ranges = list(itertools.pairwise(ends))
@@ -56,7 +56,7 @@ class Gatherer:
         return self._holders.get(client, self.processes.rank) == self.processes.rank
 
     def restore(self, rows: Rows) -> None:
-        """Take over rows that every process reads; each keeps those of its own share."""
+        """Load rows that every process reads; each keeps those of its own clients."""
         shards, count = self.rounds.settings.shards, self.processes.count
         homes = {client: self._shard(client) * count // shards for client in rows["clients"].tolist()}
         self._holders.update(homes)
@@ -64,7 +64,7 @@ class Gatherer:
 
     @cached_property
     def _holders(self) -> dict[int, int]:
-        """Which rank has a client's state, unless that is still the initial one. Every rank knows it of all clients."""
+        """Which rank has a client's state, unless it is still the initial one. Every rank knows this of all clients."""
         return {}
 
     def _shard(self, client: int) -> int:
@@ -103,7 +103,7 @@ class Gatherer:
 
 
 def divided(loads: Sequence[float], count: int) -> list[int]:
-    """Divide shards into ``count`` runs of neighbours whose loads are as even as can be; return where they end."""
+    """Divide shards into ``count`` runs of neighbours whose loads are as even as possible; return where they end."""
     reached = [0.0, *itertools.accumulate(loads)]
     wanted = [reached[-1] * part / count for part in range(1, count)]
     ends = [min(range(len(reached)), key=lambda end: abs(reached[end] - goal)) for goal in wanted]

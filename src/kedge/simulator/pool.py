@@ -1,4 +1,4 @@
-"""Clients in parallel: threads of one process, each with an engine of its own and one compute thread."""
+"""Clients in parallel: threads of one process, each with its own engine and one compute thread."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +14,10 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 LARGE = 4_000_000
-"""Parameters from which on one client at a time uses all threads: the work of its operations is worth dividing."""
+"""Models with more parameters run one client at a time on all threads: their operations are worth dividing."""
 
 AHEAD = 4
-"""Jobs per thread that may be computed or wait for it while the replies of earlier ones are summed."""
+"""Jobs per thread that may be in progress or queued while earlier replies are summed."""
 
 
 def thread_count(parameters: int, random_module: bool, clients: int, wanted: int | None) -> int:
@@ -27,7 +27,7 @@ def thread_count(parameters: int, random_module: bool, clients: int, wanted: int
 
 
 class Pool:
-    """Runs a function over items with as many threads as engines; results come in the order of the items."""
+    """Runs a function over items, with one thread per engine; results come in the order of the items."""
 
     def __init__(self, engines: list[Engine]) -> None:
         self.engines = engines
@@ -52,7 +52,7 @@ class Pool:
     def _ahead(
         self, pool: ThreadPoolExecutor, apply: Callable[[Item], Value], items: Iterable[Item]
     ) -> Iterator[Value]:
-        """Compute only so far ahead: the replies of a whole federation need not fit in memory."""
+        """Limit how far ahead to compute: the replies of a whole federation need not fit in memory."""
         waiting: deque[Future[Value]] = deque()
         try:
             for item in items:

@@ -1,6 +1,6 @@
 """The processes of a run: this one alone, or ranks on one machine or many, behind one interface.
 
-The server's state is on every rank; a client's own is on the rank that played it last. Only rank 0 reads and writes
+Every rank has the server's state; a client's own state is on the rank that played it last. Only rank 0 reads and writes
 files.
 """
 
@@ -19,20 +19,20 @@ from kedge.simulator.store import Rows
 from kedge.simulator.transport import Transport, current
 
 Move = tuple[int, int]
-"""From which rank to which a client's state goes."""
+"""The rank a client's state leaves and the rank it goes to."""
 
 CHUNK = 1 << 21
-"""Bytes of a sum that are sent at a time."""
+"""How many bytes of a sum are sent at a time."""
 
 ALIGNMENT = 16
-"""Bytes: where a tensor begins in a message."""
+"""The alignment, in bytes, of tensors in a message."""
 
 ABSENT = ...
 """Stands for a fact that a rank does not have."""
 
 
 class Processes(Protocol):
-    """What a run needs of its processes. Where there are several, all must make the same calls in the same order."""
+    """What a run needs from its processes. If there are several, all must make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
@@ -54,37 +54,37 @@ class Processes(Protocol):
         ...
 
     def check_alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """Refuse to run unless all ranks have the same facts; each says the first difference."""
+        """Refuse to run unless all ranks have the same facts; each reports the first difference."""
         ...
 
     def total(
         self, own: Mapping[Node, Values], branches: Sequence[Sequence[Node]], tree: Node, layout: Sequence[Tensor]
     ) -> Values:
-        """Return the sum over the whole tree; ``branches`` says which rank gives which, and this one gives ``own``.
+        """Return the sum over the whole tree; ``branches`` says which rank has which, and this one has ``own``.
 
-        ``layout``: tensors of the shapes, dtypes and device of what belongs to a branch.
+        ``layout``: tensors with the shapes, dtypes and device of a branch's sum.
         """
         ...
 
     def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
-        """Send rows to other ranks and return what they sent here: of each move so many rows; ``like`` has one."""
+        """Send rows to other ranks and return what they sent here, so many rows per move; ``like`` is one row."""
         ...
 
     def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return rank 0's tensors; the others give some of the same shapes and dtypes."""
+        """Return rank 0's tensors; the other ranks pass tensors of the same shapes and dtypes."""
         ...
 
     def share_rows(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
-        """Return rank 0's portions of client rows; ``like`` has one row."""
+        """Return rank 0's portions of client rows; ``like`` is one row."""
         ...
 
     def collect(self, portions: Iterable[Rows], like: Rows) -> Iterator[Rows]:
-        """Return, on rank 0, the portions of client rows of all ranks; ``like`` has one row."""
+        """Return, on rank 0, the portions of client rows of all ranks; ``like`` is one row."""
         ...
 
 
 def current_processes() -> Processes:
-    """Return this process among those that a launcher or torch.distributed has started; else, alone."""
+    """Return this process among those that a launcher or torch.distributed started, or on its own."""
     rank, count, transport = current()
     return Alone() if count == 1 else Ranks(rank, count, transport)
 
@@ -193,7 +193,7 @@ class Ranks:
     def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
         """As the protocol says."""
         found: dict[Move, Rows] = {}
-        # All ranks go through the moves in one order, so nobody waits for somebody who waits for him.
+        # All ranks go through the moves in one order, so no two wait for each other.
         for move in sorted({*outgoing, *incoming}):
             if move in outgoing:
                 for name in sorted(like):
@@ -254,7 +254,7 @@ class Ranks:
 
 
 class _Piece(NamedTuple):
-    """Some numbers of one of several tensors."""
+    """A range of numbers in one of several tensors."""
 
     tensor: int
     begin: int
@@ -293,7 +293,7 @@ def _rows_like(like: Rows, rows: int) -> Rows:
 
 
 def _places(layout: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
-    """Return where each tensor's bytes lie in a message, and the message's length."""
+    """Return where each tensor's bytes are in a message, and the message's length."""
     places, end = [], 0
     for tensor in layout:
         begin = -(-end // ALIGNMENT) * ALIGNMENT

@@ -1,8 +1,8 @@
 """Virtual shards: a fixed division of the clients that says in which order their replies are summed.
 
-Within a shard replies are summed in the order of the clients, and the shards by a fixed binary tree. Whoever computes a
-part of it, one process or many of which each has neighbouring shards, the result is the same to the bit; and a process
-with a whole branch of the tree need not send more than its sum.
+Replies are summed in client order within a shard, and the shards by a fixed binary tree. The result is the same to the
+bit whether one process computes it all or each of many computes some neighbouring shards; and a process with a whole
+branch of the tree need send only its sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 Node = tuple[int, int]
-"""A branch of the tree: the shards from the first number up to, not including, the second."""
+"""A branch of the tree: the shards from the first number up to but not including the second."""
 
 Values = Sequence[Tensor]
 
 
 class Sums:
-    """Adds up the replies of some branches, in the order of the clients. What is finished is joined, to free memory."""
+    """Adds up the replies of some branches, in client order. Finished branches are joined, to free memory."""
 
     def __init__(self, branches: Sequence[Node]) -> None:
         self._branches = branches
         self._parts: dict[Node, Values] = {}
         self._shard = 0
         self._sum: list[Tensor] | None = None
-        self._own = False  # whether the running sum may be changed: nothing is copied before there is something to add
+        self._own = False  # whether the running sum may be changed: nothing is copied until there is something to add
 
     def add(self, shard: int, values: Values) -> None:
         """Add the values of the next client."""
@@ -44,7 +44,7 @@ class Sums:
         return self._parts
 
     def _finish(self, shard: int) -> None:
-        """Take all shards before this one as complete."""
+        """Mark all shards before this one as complete."""
         if self._sum is not None:
             self._parts[self._shard, self._shard + 1] = self._sum
             self._sum = None

@@ -1,7 +1,7 @@
 """A federation in one place: threads and processes that play the clients, and the store of their state.
 
-What a round is, `kedge.round` says. Clients may run at once, but their replies are summed in an order that their
-numbers fix: the result depends on who took part and on nothing else.
+`kedge.round` defines what a round is. Clients may run at once, but their replies are summed in an order that their
+numbers fix: the result depends only on who took part.
 """
 
 import math
@@ -31,7 +31,7 @@ from kedge.simulator.store import ClientStore, Rows
 
 
 class Simulation:
-    """A run at one moment; `advance` plays the next round, `ask` puts a question that leaves no trace.
+    """A run at one moment; `advance` plays the next round, `ask` asks a question that leaves no trace.
 
     Args:
         model: any module; it is not changed.
@@ -41,10 +41,10 @@ class Simulation:
         loss: ``loss(output, y)``, a mean over the samples.
         device: where to compute.
         engine: how to compute, see `kedge.simulate`.
-        threads: clients at once; None is as torch.get_num_threads() says.
+        threads: clients that run at once; None means torch.get_num_threads().
         state_memory: bytes of client state to keep in memory; the rest goes to a file.
-        scratch: where that file is; None is where the system keeps temporary ones.
-        processes: those of the run; None is this one and those that a launcher has started with it.
+        scratch: the directory of that file; None is the system's for temporary files.
+        processes: the processes of the run; None is this one and those that a launcher started with it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Simulation:
         x = self.flat.initial
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
-        # The function does not know this run, or its data would stay in memory until a cycle is found.
+        # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
         self._store = ClientStore(lambda: algorithm.init_client(x), state_memory, scratch)
         rules = Rules(algorithm.eta, self.settings, self.random)
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
@@ -112,7 +112,7 @@ class Simulation:
             raise UsageError(f"cohort is {cohort}, but the federation has {clients} clients")
         if self.algorithm.full_participation and (cohort or clients) < clients:
             raise UsageError(
-                f"{name} is defined for full participation only, but cohort is {cohort} of {clients} clients"
+                f"{name} is defined only for full participation, but cohort is {cohort} of {clients} clients"
             )
         if self.algorithm.full_participation and settings.lost_replies:
             raise UsageError(
@@ -131,7 +131,7 @@ class Simulation:
         for exchange in (*self.algorithm.opening(), *self.algorithm.exchanges(0, settings.seed)):
             effort = exchange.effort(most)
             if settings.batch_size is not None and effort.minibatches is not None:
-                # What is drawn of each sample: a number, an index and a candidate for it.
+                # For each sample: a number, an index and a candidate for it.
                 size = 24 * effort.steps * effort.minibatches * settings.batch_size
                 affordable(f"one client's {effort.steps * effort.minibatches} minibatches", size)
 
@@ -139,7 +139,7 @@ class Simulation:
 
     @property
     def round(self) -> int:
-        """How many rounds were played."""
+        """How many rounds have been played."""
         return self.moment.round
 
     @property
@@ -154,7 +154,7 @@ class Simulation:
 
     @property
     def model(self) -> nn.Module:
-        """The model at this moment: an independent copy, ready to predict."""
+        """The current model: an independent copy, ready to predict."""
         return self.flat.exported(self.moment.state.x, self.moment.buffers)
 
     def client(self, number: int) -> dict[str, Tensor]:
@@ -162,17 +162,17 @@ class Simulation:
         if not 0 <= number < len(self.federation):
             raise UsageError(f"client {number} does not exist; there are {len(self.federation)}")
         if not self._gather.has(number):
-            raise UsageError(f"the state of client {number} is not in this process, but in another one of the run")
+            raise UsageError(f"the state of client {number} is not in this process, but in another process of the run")
         return dict(self._store[number]._asdict())
 
     def description(self) -> str:
-        """Say how the clients are run."""
+        """Describe how the clients are run."""
         engines = self._crew.pool.engines
         processes = f", {self.processes.count} processes" if self.processes.count > 1 else ""
         return f"engine: {engines[0].name}, {len(engines)} thread{'s' * (len(engines) > 1)}{processes}"
 
     def computes_with(self) -> dict[str, str]:
-        """Return what changes no more than the last bits of the result."""
+        """Return what affects only the last bits of the result."""
         return {"device": self.device, "engine": self._crew.pool.engines[0].name}
 
     def close(self) -> None:
@@ -186,9 +186,9 @@ class Simulation:
         self.moment = self._rounds.play(self.moment, self._gather)
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> "Answer":
-        """Put a question to clients (None: all) at this moment; no state changes and nothing counts as spent.
+        """Ask clients (None: all) a question at this moment; no state changes and no cost is counted.
 
-        Every process of a run must ask the same.
+        Every process of a run must ask the same question.
         """
         everyone = range(len(self.federation))
         asked = list(everyone) if clients is None else sorted(set(clients))
@@ -197,13 +197,13 @@ class Simulation:
         return Answer(self, self._rounds.question(self.moment, exchange, self.round, ASKED), asked)
 
     def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> Any:
-        """Return the mean reply of some clients to a question; no state changes and nothing counts as spent."""
+        """Return the mean reply of some clients to a question; no state changes and no cost is counted."""
         return self._rounds.mean(question, self._gather(question, clients, commit=False, weighted=weighted))
 
     # ---- saving and restoring
 
     def server_state(self) -> dict[str, Tensor]:
-        """Return, as named tensors, all that the run is at this moment but for the clients' own state."""
+        """Return the current state of the run, except for the clients' own state, as named tensors."""
         moment = self.moment
         state = {
             "round": torch.tensor(moment.round),
@@ -215,9 +215,9 @@ class Simulation:
         return state | {f"server.{name}": vector.clone() for name, vector in self.server.items()}
 
     def client_rows(self, *, changed: bool) -> Iterator[Rows]:
-        """Return, on rank 0, the clients' own state or what of it changed since `settle`, in portions of bounded size.
+        """Return, on rank 0, the clients' own state or only what changed since `settle`, in portions of bounded size.
 
-        Every process of a run must call it, and iterate.
+        Every process of a run must call this, and iterate.
         """
         return self.processes.collect(self._store.portions(changed=changed), self._store.template)
 
@@ -232,13 +232,13 @@ class Simulation:
         return self._store.template
 
     def settle(self) -> None:
-        """Take the present state as saved: from now on rows count as changed anew."""
+        """Mark the current state as saved: only later changes count as changed."""
         self._store.settle()
 
     def restore(self, state: Mapping[str, Tensor], rows: Iterable[Rows] = ()) -> None:
-        """Continue from what `server_state` and `client_rows` of a run of the same settings returned, to the bit.
+        """Continue, to the bit, from what `server_state` and `client_rows` of a run with the same settings returned.
 
-        Of a client that several portions hold the last one counts.
+        If several portions hold a client, the last one counts.
         """
         kind, device = type(self.moment.state), self.flat.initial.device
         self.moment = Moment(
@@ -253,7 +253,7 @@ class Simulation:
 
 
 class Cohorts(Sequence[list[int]]):
-    """The cohorts of the rounds so far; each is drawn when it is looked at."""
+    """The cohorts of the rounds so far; each is drawn on demand."""
 
     def __init__(self, rounds: Rounds, count: int) -> None:
         self._rounds, self._count = rounds, count
@@ -280,26 +280,26 @@ class Cohorts(Sequence[list[int]]):
 
 
 class Answer:
-    """What the clients answer to `Simulation.ask`."""
+    """The clients' answer to `Simulation.ask`."""
 
     def __init__(self, run: Simulation, question: Question, clients: list[int]) -> None:
         self._run, self._question, self._round = run, question, run.round
         self.clients = clients
         self.mean: dict[str, Tensor] = run.mean_reply(question, clients)._asdict()
-        """The mean reply, weighted as the objective is: its vectors by name."""
+        """The mean reply, weighted like the objective: its vectors by name."""
 
     def each(self, client: int) -> dict[str, Tensor]:
         """Return one client's reply, computed again; only until the run plays its next round."""
         if client not in self.clients:
             raise UsageError(f"client {client} was not asked")
         if self._run.round != self._round:
-            raise UsageError(f"the question was put after round {self._round}, but the run has played on since")
+            raise UsageError(f"the question was asked after round {self._round}, but the run has moved on since")
         reply: dict[str, Tensor] = self._run.mean_reply(self._question, [client], weighted=False)._asdict()
         return reply
 
 
 def convolves(model: nn.Module, federation: Federation) -> bool:
-    """Whether the model has convolutions of images: they are faster when the channels of a pixel lie together."""
+    """Whether the model has image convolutions, which are faster if the channels of a pixel are stored together."""
     return federation.features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 

@@ -1,4 +1,4 @@
-"""The clients' own state, made when a client first takes part: in memory up to a limit, beyond it in a file."""
+"""The clients' own state, created when a client first takes part: in memory up to a limit, then in a file."""
 
 import math
 import mmap
@@ -20,15 +20,15 @@ Rows = dict[str, Tensor]
 """Rows of client state: the numbers of the `clients`, and a row of every field for each."""
 
 PORTION = 1 << 27
-"""Bytes of client state that are copied at a time."""
+"""How many bytes of client state are copied at a time."""
 
 
 class ClientStore:
-    """Rows of client state; a client that never took part has the initial one and costs nothing.
+    """Rows of client state; a client that never took part has the initial state and costs nothing.
 
     The first rows stay in memory, up to ``limit`` bytes; those of later clients go to a scratch file in
     ``directory`` (None: the system's for temporary files). Cohorts are drawn uniformly, so no client is likelier to
-    come back soon than another: keeping the latest in memory would save no read, and cost a write for each.
+    come back soon than another: keeping the latest in memory would save no reads, and cost a write for each.
 
     Threads may read while one thread writes the row of another client.
     """
@@ -62,7 +62,7 @@ class ClientStore:
                 self._scratch[client] = state
 
     def clients(self, *, changed: bool) -> list[int]:
-        """Return the clients that have a state of their own, or only those whose state is not settled."""
+        """Return the clients that have their own state, or only those whose state is not settled."""
         return sorted(self._changed if changed else [*self._rows, *self._scratch])
 
     def count_changed(self) -> int:
@@ -95,7 +95,7 @@ class ClientStore:
         return {"clients": torch.tensor(clients)} | {f"client.{name}": torch.stack(rows) for name, rows in fields}
 
     def changed(self, clients: list[int]) -> Tensor:
-        """Say of some clients whether their state changed since `settle`."""
+        """Return, for some clients, whether their state changed since `settle`."""
         return torch.tensor([client in self._changed for client in clients], dtype=torch.uint8)
 
     def portions(self, *, changed: bool) -> Iterator[Rows]:
@@ -108,13 +108,13 @@ class ClientStore:
         kind, fields = type(self._initial()), {k: like for k, like in self.template.items() if k != "clients"}
         flags = rows.get("changed", torch.ones(len(rows["clients"]))).tolist()
         for at, client in enumerate(rows["clients"].tolist()):
-            if wanted(client):  # copied, lest one row keep its whole portion in memory
+            if wanted(client):  # copied, or one row would keep its whole portion in memory
                 self[client] = kind(*(rows[name][at].to(like.device, copy=True) for name, like in fields.items()))
                 if not flags[at]:
                     self._changed.discard(client)
 
     def drop(self, clients: Iterable[int]) -> None:
-        """Forget clients whose state is somewhere else now."""
+        """Forget clients whose state is now elsewhere."""
         for client in clients:
             self._changed.discard(client)
             if client in self._scratch:
@@ -123,14 +123,14 @@ class ClientStore:
                 self._room += sum(vector.nbytes for vector in self._rows.pop(client))
 
     def settle(self) -> None:
-        """Take the present state as saved."""
+        """Mark the current state as saved."""
         self._changed.clear()
 
 
 class Scratch:
-    """Rows of fixed shapes in a file without a name, each mapped into memory only while it is read or written.
+    """Rows of fixed shapes in an unnamed file, each mapped into memory only while it is read or written.
 
-    Without a name the file needs no tidying: its space is free again when the store is gone or the process ends,
+    Without a name the file needs no cleanup: its space is freed when the store is gone or the process ends,
     however it ends. A row that is read is a copy, so later writes do not change it.
     """
 
@@ -169,7 +169,7 @@ class Scratch:
             slot = self._free.pop() if self._free else self._end
             self._write(content, slot)
             self._end = max(self._end, slot + 1)
-            self._slots[client] = slot  # only now may a reader find it
+            self._slots[client] = slot  # only now may readers find it
 
     def drop(self, client: int) -> None:
         """Free the place of a row."""
@@ -182,10 +182,10 @@ class Scratch:
             self._kind, self._fields = type(state), fields
             self._stride = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if fields != self._fields:
-            raise UsageError("a client's state must keep its shapes and dtypes, but an exchange has changed them")
+            raise UsageError("an exchange has changed the shapes or dtypes of a client's state, but must keep them")
 
     def _write(self, content: NDArray[np.uint8], slot: int) -> None:
-        """Write a new row. Not by mapping: on a full disk that ends the process, and writing raises an error."""
+        """Write a new row, not through a map: on a full disk a map kills the process, but writing raises an error."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115  (closed with the store)
@@ -201,7 +201,7 @@ class Scratch:
             ) from error
 
     def _mapped(self, client: int, access: int) -> NDArray[np.uint8]:
-        """Return the row as bytes; the array holds the map, so that both go together."""
+        """Return the row as bytes; the array keeps the map alive."""
         assert self._file is not None
         place = self._slots[client] * self._stride
         return np.frombuffer(mmap.mmap(self._file.fileno(), self._stride, access=access, offset=place), np.uint8)

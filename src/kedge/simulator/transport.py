@@ -18,7 +18,7 @@ from kedge.errors import LostProcessError
 
 
 class Transport(Protocol):
-    """What the ranks of a run need of each other. Every tensor that receives is contiguous."""
+    """What the ranks of a run need from each other. Every receiving tensor is contiguous."""
 
     def all_gather(self, messages: Sequence[Tensor], message: Tensor) -> None:
         """Fill ``messages`` with those of all ranks, which have the same shape and dtype."""
@@ -34,7 +34,7 @@ class Transport(Protocol):
 
 
 class TorchTransport:
-    """The default process group of torch.distributed; none of its functions that pickle is used."""
+    """The default process group of torch.distributed, without any of its functions that pickle."""
 
     def all_gather(self, messages: Sequence[Tensor], message: Tensor) -> None:
         """As the protocol says."""
@@ -70,7 +70,7 @@ def _together() -> Iterator[None]:
 
 
 class SocketTransport:
-    """A stream socket to every other rank; tensors of a GPU go through the memory of the host."""
+    """A stream socket to every other rank; GPU tensors pass through host memory."""
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
         self.rank = rank
@@ -155,7 +155,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def mesh(count: int) -> list[dict[int, socket.socket]]:
-    """Return, for each of so many processes, its sockets to the others by their ranks."""
+    """Return, for each of ``count`` processes, its sockets to the others by rank."""
     peers: list[dict[int, socket.socket]] = [{} for _ in range(count)]
     for one, other in combinations(range(count), 2):
         peers[one][other], peers[other][one] = socket.socketpair()
@@ -167,7 +167,7 @@ _sockets: SocketTransport | None = None
 
 @contextmanager
 def connected(transport: SocketTransport) -> Iterator[None]:
-    """Be one of the processes that these sockets connect."""
+    """Act as one of the processes that these sockets connect."""
     global _sockets
     _sockets = transport
     try:

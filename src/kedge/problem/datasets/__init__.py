@@ -34,10 +34,10 @@ def load_dataset(
     progress: Progress | None = None,
     **options: Any,
 ) -> DataSet:
-    """Load a data set by name; files are looked for in ``data_dir``, or $KEDGE_DATA, or ~/.cache/kedge.
+    """Load a data set by name, with files from ``data_dir``, $KEDGE_DATA or ~/.cache/kedge.
 
-    ``download`` allows to fetch missing files, ``progress`` is told how far that is (default: a bar on a
-    terminal), and ``seed`` matters to drawn data only. Options: ``users``, ``synthetic_alpha`` and
+    ``download`` allows missing files to be downloaded, ``progress`` is called as that advances (by default, a bar on
+    a terminal), and ``seed`` matters only to generated data. Options: ``users``, ``synthetic_alpha`` and
     ``synthetic_beta`` of synthetic.
     """
     if name not in DATASETS:

@@ -1,4 +1,4 @@
-"""What a data set is: its facts, what its loader is given, and what that returns."""
+"""What a data set is: its facts, what its loader gets, and what that returns."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 from kedge.problem.quadratics import Quadratics
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a file's name, the bytes received so far and, if the server tells, the bytes in all."""
+"""Called with a file's name, the bytes received so far and, if the server says, the total."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +34,15 @@ class Source:
     download: bool
     seed: int
     progress: Progress | None
-    named: bool = False  # whether the user has said where: then nowhere else is looked
+    named: bool = False  # whether the user has said where: then kedge looks nowhere else
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set by its facts, known before anything is loaded. What its options decide is None.
+    """A data set by its facts, known before anything is loaded. Facts that depend on its options are None.
 
     Either ``load`` returns samples, which a partition divides between clients, or ``make`` returns a whole problem:
-    clients, model and loss, of ``clients`` and ``seed``. Their other optional parameters are the data set's options.
+    clients, model and loss, from ``clients`` and ``seed``. Its other optional parameters are the data set's options.
     """
 
     load: Callable[..., DataSet] | None = None
@@ -51,9 +51,9 @@ class Entry:
     train: int | None = None  # samples
     test: int | None = None
     classes: int | None = None  # None: there are no labels, and no accuracy
-    model: str = "mlp"  # the usual one
-    partition: str = "dirichlet"  # the usual one
-    differ_by: str = "partition"  # the setting that says how the clients differ
+    model: str = "mlp"  # the default
+    partition: str = "dirichlet"  # the default
+    differ_by: str = "partition"  # the setting that controls how the clients differ
 
     @property
     def options(self) -> frozenset[str]:

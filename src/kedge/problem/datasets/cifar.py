@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009).
 
-CIFAR-10 is read from its binary version, or else from the Python version, in which torchvision leaves both; the labels
-of CIFAR-100 are the 100 fine ones. A pickle is never loaded: the pixels and labels are picked from its tokens. The
+CIFAR-10 is read from its binary version or from the Python version, which is what torchvision downloads for both; the
+labels of CIFAR-100 are the 100 fine ones. Pickles are never loaded: pixels and labels are picked from their tokens. The
 means and standard deviations are those of the training pixels of each channel.
 """
 
@@ -48,14 +48,14 @@ def read_pickled(path: Path, official: Official = ANY, *, key: str = "labels", c
     content = read_file(path, official)
     try:
         pixels, labels = _picked(content, key)
-    except Exception as error:  # a damaged pickle can raise nearly every exception that there is
+    except Exception as error:  # a damaged pickle can raise almost any exception
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{path} is not a batch of CIFAR's Python version ({reason[:200]})") from None
     return _checked(path, pixels, labels, classes)
 
 
 def _picked(content: bytes, key: str) -> tuple[Bytes, npt.NDArray[Any]]:
-    """Return the pixels and labels of the official files: a dictionary of an array, lists and texts of Python 2."""
+    """Return the pixels and labels of the official files: a dictionary of an array, lists and Python 2 strings."""
     pixels, labels, at = "", [], ""
     for opcode, value, _ in pickletools.genops(content):
         if opcode.name in _STRINGS:
@@ -72,7 +72,7 @@ def _picked(content: bytes, key: str) -> tuple[Bytes, npt.NDArray[Any]]:
 
 @dataclass(frozen=True)
 class _Version:
-    """The files of a data set, the last of which is the test set, and how they are read."""
+    """The files of a data set, of which the last is the test set, and how to read them."""
 
     folder: str
     files: dict[str, Official]
@@ -81,7 +81,7 @@ class _Version:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A data set; of its ``versions`` the first is what ``mirror`` has."""
+    """A data set; ``mirror`` has the first of its ``versions``."""
 
     mirror: str
     versions: tuple[_Version, ...]
@@ -175,7 +175,7 @@ def _fetch(mirror: str, version: _Version, root: Path, missing: list[str], progr
     wanted = {f"{version.folder}/{file}": file for file in missing}
     with downloaded(mirror, archive, most, progress) as path:
         try:
-            # As a stream, of which no more is unpacked than the official archive holds.
+            # As a stream, so that no more is unpacked than the official archive holds.
             with gzip.open(path) as packed, tarfile.open(mode="r|", fileobj=cast("Any", _Bounded(packed, most))) as tar:
                 for member in tar:
                     if member.name in wanted and member.isreg():

@@ -1,4 +1,4 @@
-"""Download a file, check it, and let it appear under its name only when it is whole."""
+"""Download a file, check it, and give it its name only when it is complete."""
 
 import http.client
 import os
@@ -21,11 +21,11 @@ from kedge.problem.datasets.base import Progress, Source
 
 BLOCK = 1 << 18
 SILENCE, TOTAL = 30.0, 3600.0
-"""Seconds that a server may say nothing, and that a file may take in all."""
+"""Seconds for which a server may be silent, and that a file may take in total."""
 
 
 def obtain(source: Source, name: str, folder: Path, files: Sequence[str], fetch: Callable[[Progress], None]) -> None:
-    """Call ``fetch`` to put ``files`` into ``folder``; if that may not or cannot be, say what to put where."""
+    """Call ``fetch`` to put ``files`` into ``folder``; if that is not allowed or fails, say what to put where."""
     reason = "and download is off"
     if source.download:
         try:
@@ -58,10 +58,10 @@ def _opened(url: str, name: str, deadline: float) -> Any:
     def ask() -> None:
         try:
             answers.put(urllib.request.urlopen(url, timeout=SILENCE))
-        except Exception as error:  # to be raised where it is waited for
+        except Exception as error:  # raised again by whoever waits for it
             answers.put(error)
 
-    # A head that comes byte by byte never times out, so somebody else waits for it.
+    # A head that arrives byte by byte never times out, so another thread waits for it.
     threading.Thread(target=ask, daemon=True).start()
     try:
         answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -72,7 +72,7 @@ def _opened(url: str, name: str, deadline: float) -> Any:
             raise answer
         return answer
     finally:
-        del answer  # or the error, and the socket in it, would live on in its own traceback
+        del answer  # otherwise the error, and the socket in it, would stay alive in its own traceback
 
 
 def _too_long(name: str) -> TimeoutError:
@@ -82,7 +82,7 @@ def _too_long(name: str) -> TimeoutError:
 def _blocks(response: Any, name: str, most: int, deadline: float, progress: Progress) -> Iterator[bytes]:
     length = response.headers.get("Content-Length")
     total, done = int(length) if length else None, 0
-    # read1 returns what has arrived: a block that comes byte by byte cannot hold the clock up.
+    # read1 returns what has arrived: a block that arrives byte by byte cannot delay the time limit.
     while block := response.read1(BLOCK):
         done += len(block)
         if max(done, total or 0) > most:
@@ -115,7 +115,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _shown(progress: Progress | None) -> Iterator[Progress]:
-    """Yield the caller's ``progress``, or a bar on the standard error if that is a terminal."""
+    """Yield the caller's ``progress``, or a bar on standard error if that is a terminal."""
     if progress is not None:
         yield progress
         return

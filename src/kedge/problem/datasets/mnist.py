@@ -1,6 +1,6 @@
 """MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), in the idx format.
 
-The files lie where torchvision puts them, packed or not; the checksums are those of the unpacked ones. The means and
+The files are where torchvision puts them, gzipped or not; the checksums are of the unpacked files. The means and
 standard deviations are those of the training pixels.
 """
 
@@ -23,12 +23,12 @@ from kedge.problem.datasets.official import ANY, OVERHEAD, Official, mismatch, r
 Bytes = npt.NDArray[np.uint8]
 
 DIMENSIONS = 4
-"""Most dimensions of an idx file."""
+"""The most dimensions an idx file may have."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A data set of the family; ``system`` is where a Linux distribution has it."""
+    """A data set of the family; ``system`` is where a Linux distribution puts it."""
 
     folder: str
     mean: float
@@ -82,7 +82,7 @@ KINDS = {
 
 
 def read_idx(path: Path, official: Official = ANY) -> Bytes:
-    """Read an idx file of unsigned bytes, packed by gzip or not."""
+    """Read an idx file of unsigned bytes, gzipped or not."""
     content = read_file(path, official)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise UsageError(f"{path} is not an idx file of unsigned bytes, whose first bytes are 0, 0, 8")
@@ -97,7 +97,7 @@ def read_idx(path: Path, official: Official = ANY) -> Bytes:
         raise UsageError(f"{path} has {len(content)} bytes, but its header asks for {expected}")
     try:
         return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-    except ValueError:  # no samples of a size that no array can have
+    except ValueError:  # no samples, but each of a size that no array can have
         raise UsageError(f"{path} has the shape {tuple(shape)}, but no array can have it") from None
 
 

@@ -1,4 +1,4 @@
-"""The official files of known data sets: read within bounds, checked by SHA-256 once, and then remembered."""
+"""The official files of known data sets: read within bounds, checked once by SHA-256, and then remembered."""
 
 import gzip
 import hashlib
@@ -13,17 +13,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kedge.errors import UsageError
 
 PACKED = b"\x1f\x8b"
-"""The first bytes of a file that gzip has packed."""
+"""The first bytes of a gzip file."""
 
 _LONGEST, _MOST_FILES = 1 << 20, 1000
 
 OVERHEAD = 1 << 16
-"""Bytes that packing may add to content that cannot be packed."""
+"""Bytes that gzip may add to content that does not compress."""
 
 
 @dataclass(frozen=True)
 class Official:
-    """What is known of a file: the most bytes and the SHA-256 of its unpacked content; None: it may be any."""
+    """What is known about a file: the size limit and the SHA-256 of its unpacked content; None: anything goes."""
 
     most: int
     dataset: str = ""
@@ -31,7 +31,7 @@ class Official:
 
 
 ANY = Official(most=200_000_000)
-"""A file of which only the format is known."""
+"""A file whose format is known, but nothing else."""
 
 
 class _Seen(BaseModel):
@@ -50,11 +50,11 @@ class _Memory(BaseModel):
 
 
 def read_file(path: Path, official: Official = ANY) -> bytes:
-    """Return the content of ``path``, unpacked, or say that it is not the ``official`` one."""
+    """Return the content of ``path``, unpacked, or refuse it if it is not the ``official`` one."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            # Python sets aside what it is asked to read.
+            # Python allocates as much as it is asked to read.
             content = unpacked(file.read(min(found.st_size, official.most + OVERHEAD)), official.most)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
@@ -84,7 +84,7 @@ def unpacked(content: bytes, most: int) -> bytes:
 
 
 def mismatch(content: bytes, official: Official) -> str | None:
-    """Say in what ``content`` is not the ``official`` one, or return None if it is."""
+    """Say how ``content`` differs from the ``official`` file, or return None if it does not."""
     if len(content) > official.most:
         return f"holds more than {official.most} bytes"
     if official.sha256 is None:
@@ -103,7 +103,7 @@ def _advice(official: Official) -> str:
 
 
 def _memory() -> Path | None:
-    """Return the file of what was checked before; None: this user has no place for it."""
+    """Return the file that records earlier checks; None: this user has no place for it."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kedge" / "verified.json"
     except RuntimeError:  # neither HOME nor an entry in the table of users
@@ -117,7 +117,7 @@ def _recall() -> _Memory:
             with path.open("rb") as file:
                 return _Memory.model_validate_json(file.read(_LONGEST))
     except (OSError, ValidationError):
-        pass  # to check once more costs a moment, and replaces it
+        pass  # checking again takes a moment, and replaces it
     return _Memory(files={})
 
 

@@ -21,7 +21,7 @@ def load(source: Source, *, users: int = 30, synthetic_alpha: float = 1.0, synth
     users = whole("users", users, 1)
     alpha = real("synthetic_alpha", synthetic_alpha, positive=False)
     beta = real("synthetic_beta", synthetic_beta, positive=False)
-    # A user has 238 samples in the mean; they are copied once.
+    # A user has 238 samples on average; they are copied once.
     affordable(f"synthetic of {shown(users)} users", users * 238 * 2 * 4 * _FEATURES)
     rng = np.random.Generator(np.random.Philox(source.seed))
     sizes = np.minimum(50 + rng.lognormal(4, 2, users), 1000).astype(np.int64)

@@ -17,7 +17,7 @@ __all__ = ["ENGINES", "TABLE", "Engine", "make_engines"]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of engine: what it runs, in words and as a function that returns what makes one, or None."""
+    """A kind of engine: what it runs, in words, and a function that returns a builder for it or None."""
 
     name: str
     runs: str
@@ -38,7 +38,7 @@ TABLE = (
     ),
     Kind(module.ModuleEngine.name, "any module", module.builder),
 )
-"""The kinds of engines, the fastest first."""
+"""The kinds of engines, fastest first."""
 
 ENGINES = ("auto", *(kind.name for kind in TABLE))
 
@@ -52,7 +52,7 @@ def make_engines(
     weight_decay: float,
     device: torch.device,
 ) -> list[Engine]:
-    """Return ``count`` engines of the kind ``name``; "auto" takes the fastest that can run the model."""
+    """Return ``count`` engines of the kind ``name``; "auto" picks the fastest that can run the model."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     setup = Setup(model, federation, loss, weight_decay, device)

@@ -15,7 +15,7 @@ from kedge.round import Done, Work
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What an engine is made for."""
+    """What an engine is built for."""
 
     model: nn.Module
     federation: Federation
@@ -30,7 +30,7 @@ class Setup:
 
 
 class Engine(Protocol):
-    """Runs the local steps of groups of clients, one group at a time; a worker has an engine of its own."""
+    """Runs the local steps of groups of clients, one group at a time; each worker has its own engine."""
 
     name: str
 
@@ -39,13 +39,13 @@ class Engine(Protocol):
         ...
 
     def run(self, work: Work) -> Done:
-        """Run the local steps of a group of clients. Whom it is with changes no bit of a client's result."""
+        """Run the local steps of a group of clients. The grouping changes no bit of a client's result."""
         ...
 
 
 @contextmanager
 def compute_threads(count: int | None) -> Iterator[None]:
-    """Let an operation use ``count`` threads, or with None what torch was told before."""
+    """Let an operation use ``count`` threads, or with None the number that torch had before."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

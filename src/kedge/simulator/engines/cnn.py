@@ -1,8 +1,8 @@
 """The convolutional engine: stacks of convolutions, pooling and linear layers, forward and backward written out.
 
-The kernels are those that autograd would call; what is saved is all else that it does. Channels are filled up with
-zeros to where the kernels are fast. Dropout draws from streams of its own, so clients can run at the same time; that
-of images is left to autograd, because the order of its numbers depends on how torch lays out an image.
+The kernels are those that autograd would call; the engine saves everything else that autograd does. Channels are padded
+with zeros to numbers for which the kernels are fast. Dropout has its own random streams, so clients can run at the same
+time; dropout on images is left to autograd, because the order of its numbers depends on how torch lays out an image.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,24 +21,24 @@ from kedge.simulator.engines.layers import ACTIVATIONS, fits, known_loss, unwrap
 aten: Any = torch.ops.aten
 
 WIDE, MISSING = 8, 3
-"""Channels are filled up to a multiple of the one if no more than the other are missing: the kernels for 8 channels are
+"""Channels are padded to a multiple of the first if at most the second are missing: the kernels for 8 channels are
 faster than those for 6, but those for 24 are not faster than those for 20."""
 
 
 class Stage(Protocol):
-    """A layer: `forward` keeps what `backward` needs of it."""
+    """A layer: `forward` keeps what `backward` needs."""
 
     def forward(self, h: Tensor, source: torch.Generator | None) -> Tensor:
         """Return the output; ``source`` is for random numbers."""
         ...
 
     def backward(self, delta: Tensor, further: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return δ before the layer, if it is to go ``further``, and the gradients by its parameters."""
+        """Return δ before the layer, if it must go ``further``, and the gradients with respect to its parameters."""
         ...
 
 
 class _Convolution:
-    """A convolution; with ``inputs`` and ``outputs`` beyond the module's own, the others are zero."""
+    """A convolution; ``inputs`` and ``outputs`` beyond the module's own are zero."""
 
     def __init__(self, module: nn.Conv2d, inputs: int, outputs: int) -> None:
         self._module = module
@@ -136,7 +136,7 @@ class _Dropped:
 
 
 _OVERWRITABLE = (_Convolution, _Affine, _MaxPool)
-"""Layers that do not need their output themselves, so that an activation may be computed in its place."""
+"""Layers that do not need their own output, so an activation may be computed in place."""
 
 
 def stages(model: nn.Module, loss: Loss, federation: Federation) -> list[Stage] | None:
@@ -189,7 +189,7 @@ class WrittenOut:
         self._one_hot = torch.eye(classes, dtype=like.dtype, device=like.device)
 
     def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
-        """Return the gradients at the parameters as they are bound."""
+        """Return the gradients at the currently bound parameters."""
         source = None if seed is None else torch.Generator(features.device).manual_seed(seed)
         h = features
         for stage in self._stages:
@@ -225,7 +225,7 @@ class CNNEngine:
 
 
 def builder(setup: Setup) -> Callable[[], Engine] | None:
-    """Return what makes an engine, or None if this one cannot run the model."""
+    """Return a builder of engines, or None if this kind cannot run the model."""
     if stages(setup.model, setup.loss, setup.federation) is None:
         return None
     return partial(CNNEngine, setup)

@@ -1,4 +1,4 @@
-"""Which models the fused engines can run: their layers, activations and losses, as what they need of them."""
+"""Which models the fused engines can run: their layers, activations and losses, in the form the engines need."""
 
 import dataclasses
 from collections.abc import Callable
@@ -76,10 +76,10 @@ def plan(model: nn.Module, loss: Loss, labels: Tensor) -> list[Layer] | None:
 
 
 def unwrapped(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that a plain sequence runs one after the other, or none of them.
+    """Return the modules that a plain sequence runs one after another, or none of them.
 
-    Plain is without hooks, buffers and frozen parts, and with every parameter trained, used once, and in the order of
-    the layers, weights before biases.
+    Plain means no hooks, buffers or frozen parts, and every parameter trained, used once, and in the order of the
+    layers, weights before biases.
     """
     modules = _flattened(model)
     owned = [p for module in modules for name in ("weight", "bias") if (p := getattr(module, name, None)) is not None]
@@ -101,9 +101,9 @@ def _flattened(module: nn.Module) -> list[nn.Module]:
 
 
 def fits(last: nn.Module, loss: Loss, labels: Tensor) -> bool:
-    """Whether the gradient of the loss by the output of ``last`` is known.
+    """Whether the gradient of the loss with respect to the output of ``last`` is known.
 
-    It is for a plain linear output, with labels that are classes, or targets of the output's own shape (torch would
+    It is for a plain linear output, with class labels or with targets of the output's own shape (torch would
     broadcast others).
     """
     if type(last) is not nn.Linear or known_loss(loss) is None:
@@ -115,7 +115,7 @@ def fits(last: nn.Module, loss: Loss, labels: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class KnownLoss:
-    """A loss whose gradient by the output is factor x delta, the factor depending on the shape alone."""
+    """A loss whose gradient with respect to the output is factor x delta; the factor depends only on the shape."""
 
     delta: Callable[[Tensor, Tensor, Tensor], Tensor]  # (output, target, where to write)
     factor: Callable[[int, int], float]  # (samples, outputs)
@@ -132,7 +132,7 @@ SQUARED_ERROR = KnownLoss(
 
 
 def known_loss(loss: Loss) -> KnownLoss | None:
-    """Return what is known of the gradient of ``loss``."""
+    """Return what is known about the gradient of ``loss``."""
     if is_cross_entropy(loss):
         return CROSS_ENTROPY
     return SQUARED_ERROR if loss is mse_loss or is_plain(loss, nn.MSELoss) else None

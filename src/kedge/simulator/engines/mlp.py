@@ -3,11 +3,11 @@
 Four things make it fast. The weight gradient δᵀh is never stored: the step W <- s W - eta a δᵀh is one matrix product
 with accumulation. Several clients of a small model share every operation, as one batched product. Gradients at a point
 that is fixed during the round (the second gradient of variance reduction) come from one pass over the samples of all
-steps, kept as activations and δ; a step then multiplies [δ, δ'] with [h, h'], and the first layer, whose inputs
-coincide, only adds the δ. The mean of the gradients is found from the displacement.
+steps, kept as activations and δ; a step then multiplies [δ, δ'] by [h, h'], and the first layer, whose inputs
+coincide, only adds the δ. The mean of the gradients follows from the displacement.
 
 Tensors are (clients, samples, units). Each client's part begins at a cache line, because the last bit of a product may
-depend on where in memory its factors lie; so a client's result does not depend on the group that it is computed in.
+depend on where in memory its factors lie; so a client's result does not depend on its group.
 """
 
 import functools
@@ -30,16 +30,16 @@ from kedge.simulator.engines.base import Engine, Setup, compute_threads
 from kedge.simulator.engines.layers import Layer, known_loss, plan
 
 PRECISION = 1e5
-"""The least eta K a, in units of rounding, to find a mean gradient from the displacement: 0.012 in float32."""
+"""The smallest eta K a, in units of rounding, that gives a mean gradient from the displacement: 0.012 in float32."""
 
 GROUP = 5
-"""Most clients of a group: more of them save little more of the interpreter's time."""
+"""The most clients in a group: more would save little more of the interpreter's time."""
 
 DEVICE_GROUP = 32
-"""Clients of a group on another device than the CPU, where few large operations are all that counts."""
+"""The most clients in a group on devices other than the CPU, where only few, large operations matter."""
 
 SMALL = 1_000_000
-"""Most parameters of all clients of a group: more of them fall out of the caches."""
+"""The most parameters of all clients in a group: more would not fit into the caches."""
 
 CACHE_LINE = 64
 
@@ -98,7 +98,7 @@ class MLPEngine:
         def gradient(point: Vector, k: int, second: bool) -> Vector:
             nonlocal calls, data
             calls += 1
-            data = data or self._gather(work)  # only now: an exchange without steps reads no samples
+            data = data or self._gather(work)  # only here: an exchange without steps reads no samples
             return self._gradient(point, *data.step(k))
 
         local = local_steps(rule, work.start, work.eta, work.steps, gradient, work.needs)
@@ -108,12 +108,12 @@ class MLPEngine:
         fixed = all(anchor.point is not None for anchor in rule.anchors)
         known = not work.needs.last_direction and not (work.needs.mean_grad and not self._can_derive(rule, work))
         masked_anchors = bool(rule.anchors) and work.seeds is not None and work.batches is None
-        # One step is a gradient query: its direction is wanted as it is, not as a difference of models.
+        # One step is a gradient query: it needs the direction itself, not a difference of models.
         return work.steps > 1 and bool(rule.grad) and not rule.memory and fixed and known and not masked_anchors
 
     @staticmethod
     def _can_derive(rule: Direction, work: Work) -> bool:
-        """Whether the mean gradient can be had from the displacement: the rounding of x is divided by eta K a."""
+        """Whether the displacement gives the mean gradient accurately: the rounding of x is divided by eta K a."""
         divisor = work.eta * work.steps * abs(rule.grad)
         return not rule.displacement and divisor >= PRECISION * torch.finfo(work.start.dtype).eps
 
@@ -137,7 +137,7 @@ class MLPEngine:
         return StepSamples(features, target.view(clients, count, self.classes), size, work.batches is None, masks)
 
     def _kept(self, name: str, clients: int, *shape: int) -> Tensor:
-        """Return `rows` that are used again: fresh memory would cost more than what is done with it."""
+        """Return `rows` that are reused: fresh memory would cost more than the work done with it."""
         if name not in self._scratch or self._scratch[name].shape != (clients, *shape):
             self._scratch[name] = rows(clients, *shape, like=self._one_hot)
         return self._scratch[name]
@@ -275,7 +275,7 @@ class MLPEngine:
     def _mean_gradient(
         self, rule: Direction, work: Work, x: Vector, anchors: "list[Anchored]", data: "StepSamples"
     ) -> Vector:
-        """Return the mean of the gradients: the displacement without what else moved x."""
+        """Return the mean of the gradients: the displacement minus everything else that moved x."""
         mean = torch.sub(work.start, x).mul_(1 / (work.eta * work.steps * rule.grad))
         if rule.constant is not None:
             mean.sub_(rule.constant, alpha=1 / rule.grad)
@@ -308,7 +308,7 @@ class MLPEngine:
 
 
 def _product(delta: Tensor, h: Tensor, into: Affine) -> None:
-    """Write the gradient by a layer's parameters."""
+    """Write the gradient with respect to a layer's parameters."""
     torch.bmm(delta.mT, h, out=into.weight)
     if into.bias is not None:
         torch.sum(delta, 1, keepdim=True, out=into.bias)
@@ -316,7 +316,7 @@ def _product(delta: Tensor, h: Tensor, into: Affine) -> None:
 
 @functools.cache
 def grouping_is_exact(sizes: tuple[tuple[int, int], ...], batch_size: int, dtype: torch.dtype) -> bool:
-    """Whether the products of clients in a group are, to the bit, those of each alone; tried out on random numbers."""
+    """Whether the products of clients in a group are, to the bit, those of each alone; tested on random numbers."""
     source = torch.Generator().manual_seed(0)
     like = torch.empty(0, dtype=dtype)
 
@@ -389,7 +389,7 @@ class Anchored:
 
 
 def builder(setup: Setup) -> Callable[[], Engine] | None:
-    """Return what makes an engine, or None if this one cannot run the model."""
+    """Return a builder of engines, or None if this kind cannot run the model."""
     layers = plan(setup.model, setup.loss, setup.federation.labels)
     if layers is None:
         return None

@@ -27,5 +27,5 @@ class ModuleEngine:
 
 
 def builder(setup: Setup) -> Callable[[], Engine]:
-    """Return what makes an engine: it runs whatever torch can differentiate."""
+    """Return a builder of engines: they run whatever torch can differentiate."""
     return partial(ModuleEngine, setup)
