@@ -73,7 +73,7 @@ def test_more_values_and_seeds_extend_a_sweep_and_nothing_else_does(tmp_path, ca
         (["--clients", "5"], "data.clients is 4 there, but 5 here"),
         (["--grid", "algorithm.gamma=1"], "--grid names algorithm.eta, algorithm.gamma, but the sweep"),
         (["--halving", "2"], "halving is not set there, but 2 here"),
-        (["--search", "optuna"], "does not go on as a search by optuna"),
+        (["--search", "optuna"], "cannot continue as a search by optuna"),
     ):
         capsys.readouterr()
         assert execute([*more, *wrong]) == 2
@@ -107,7 +107,7 @@ def test_a_diverged_point_is_worst_and_shown(tmp_path, capsys):
 def test_a_sweep_of_which_all_diverge_is_drawn_too(tmp_path, capsys, grid):
     options = [part for text in grid for part in ("--grid", text)]
     assert execute(["sweep", *QUICK, *options, "--seeds", "1", "--out", "s"]) == 0
-    assert "No point came to its end" in capsys.readouterr().out
+    assert "No point finished" in capsys.readouterr().out
     assert (tmp_path / "s" / "heatmap.png").exists()
 
 
