@@ -423,5 +423,5 @@ def test_on_a_terminal_the_user_is_asked(tmp_path, answer, code):
     asked = os.read(ours, 10_000).decode()
     os.close(ours)
     os.close(theirs)
-    assert "a file that will run as you. Run it? [y/N]" in " ".join(asked.split())
+    assert "a file that will run with your rights. Run it? [y/N]" in " ".join(asked.split())
     assert (tmp_path / "executed").exists() == (code == 0)
