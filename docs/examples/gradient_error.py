@@ -1,4 +1,4 @@
-"""A callback that logs |∇f(x^r) - g^{r+1}|^2, the error of the momentum, every so many rounds."""
+"""A callback that logs |∇f(x^r) - g^{r+1}|^2, the error of the momentum, every ten rounds by default."""
 
 import kedge
 

@@ -26,21 +26,21 @@ class Effort(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What a server knows of the replies that it folds, besides their mean."""
+    """What a server knows about the replies it folds, in addition to their mean."""
 
     share: float  # replies / N
     local_steps: float  # K; its mean over the clients where they differ
 
 
 class Needs(NamedTuple):
-    """What a reply reads of the local steps beyond where they ended; `cost.trace` finds it out."""
+    """What a reply reads of the local steps beyond where they ended, as found by `costs.trace`."""
 
     mean_grad: bool = False
     last_direction: bool = False
 
 
 class NotKeptError(Exception):
-    """A rule read something of the local steps that nobody had asked them to keep."""
+    """A rule read something that the local steps were not asked to keep."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the local steps did not keep {name}")
@@ -49,7 +49,7 @@ class NotKeptError(Exception):
 
 @dataclass(frozen=True)
 class Local:
-    """What local steps leave: for one client (d,), for a cohort (S, d)."""
+    """The result of local steps: (d,) for one client, (S, d) for a cohort."""
 
     start: Vector  # x_i^{r,0}
     x: Vector  # x_i^{r,K}
@@ -98,7 +98,7 @@ class Down(Protocol):
 
 
 class Nothing(NamedTuple):
-    """No state, or an empty message; a message down may be empty only where `start` does without it."""
+    """No state, or an empty message; a message down may be empty only if `start` does not need it."""
 
 
 ServerT = TypeVar("ServerT", bound=tuple[Any, ...])
@@ -129,9 +129,9 @@ class Exchange(ABC, Generic[ServerT, ClientT, DownT, UpT]):
         """The server's new state from the mean reply."""
 
     def start(self, down: DownT, client: ClientT) -> Vector:
-        """x_i^{r,0}: the server's model, unless the algorithm says otherwise."""
+        """x_i^{r,0}: by default, the server's model."""
         return down.x
 
     def effort(self, base: Effort) -> Effort:
-        """What a client computes, given a round of plain local training; the same, unless told otherwise."""
+        """What a client computes, given a round of plain local training; by default, the same."""
         return base

@@ -33,11 +33,11 @@ OPENING = -1
 """The round of the exchanges before the first one."""
 
 ASKED = 1 << 32
-"""The number of an exchange that is asked beside the run: it draws minibatches that no exchange of a round draws."""
+"""The number of an exchange asked outside the rounds: it draws minibatches that no exchange of a round draws."""
 
 
 class Question(NamedTuple):
-    """What the server says in one exchange, the same to every client that it asks."""
+    """What the server sends in one exchange, the same to every client it asks."""
 
     exchange: AnyExchange
     round: int
@@ -47,7 +47,7 @@ class Question(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What one client answers. Its state is a proposal until whoever gathers takes it."""
+    """What one client answers. Its state is a proposal until whoever gathers accepts it."""
 
     client: int
     up: Any
@@ -75,7 +75,7 @@ class Work(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What the local steps of a group leave."""
+    """The result of the local steps of a group."""
 
     local: Local
     buffers: Tensor  # of a group of one
@@ -92,14 +92,14 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a client must know, besides a question, to answer it."""
+    """What a client must know, in addition to a question, to answer it."""
 
     eta: float
     settings: Settings
     random: bool = False  # whether the model draws random numbers (dropout)
 
     def effort(self, exchange: AnyExchange, samples: int) -> Effort:
-        """Return what a client with so many samples computes."""
+        """Return what a client with this many samples computes."""
         return exchange.effort(Effort(int(self.settings.steps(np.array([samples]))[0])))
 
 
@@ -120,7 +120,7 @@ def answer(
         )
     )  # fmt: skip
     up, own = exchange.reply(down, own, done.local)
-    # A row that is kept as a view would keep its whole group.
+    # A row kept as a view would keep its whole group in memory.
     states = [type(row)(*(vector.clone() for vector in row)) for row in _split(own, len(members))]
     trained = [done.buffers] if effort.steps else []
     return [
@@ -154,14 +154,14 @@ def _noise(settings: Settings, question: Question, clients: list[int], steps: in
 
 
 def _stacked(states: list[Any]) -> Any:
-    """Put the states of a group on top of each other: vectors (clients, d)."""
+    """Stack the states of a group: vectors (clients, d)."""
     if len(states) == 1:
         return type(states[0])(*(vector.unsqueeze(0) for vector in states[0]))
     return type(states[0])(*(torch.stack(vectors) for vectors in zip(*states, strict=True)))
 
 
 def _split(values: Any, clients: int) -> list[Any]:
-    """Return each client's own part of what a rule made of a group; what is one for all is everyone's."""
+    """Return each client's own part of what a rule made of a group; what is common to all goes to everyone."""
     fields = [value.unbind(0) if value.ndim == 2 else [value] * clients for value in values]
     return [type(values)(*(field[i] for field in fields)) for i in range(clients)]
 
@@ -190,7 +190,7 @@ class Form(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """All that the server is at one moment."""
+    """The complete state of the server at one moment."""
 
     round: int  # the next one to play
     state: Any  # the algorithm's: a NamedTuple of vectors
@@ -235,7 +235,7 @@ class Rounds:
 
     @cached_property
     def _formed(self) -> frozenset[tuple[int, str]]:
-        """What clients of every round form from the message before; with lost replies rounds are no longer alike."""
+        """What clients of every round form from the message before; not with lost replies, when rounds differ."""
         everyone = self.settings.cohort in (None, len(self.sizes))
         return formed(self.algorithm) if everyone and not self.settings.lost_replies else frozenset()
 
@@ -255,7 +255,7 @@ class Rounds:
         return sample_cohort(self.settings.seed, round, everyone, self.settings.cohort or everyone)
 
     def play(self, moment: Moment, gather: Gather) -> Moment:
-        """Play the next round; before the first one, the opening. If gathering fails, ``moment`` still holds."""
+        """Play the next round; before the first one, the opening. If gathering fails, ``moment`` is still valid."""
         if moment.round == 0:
             moment = self._played(moment, self.algorithm.opening(), OPENING, range(len(self.sizes)), gather)
         exchanges = self.algorithm.exchanges(moment.round, self.settings.seed)
@@ -282,7 +282,7 @@ class Rounds:
 
     @staticmethod
     def question(moment: Moment, exchange: AnyExchange, round: int, number: int) -> Question:
-        """Return what an exchange says to its clients."""
+        """Return what an exchange sends to its clients."""
         return Question(exchange, round, number, exchange.broadcast(moment.state), moment.buffers)
 
     def _is_lost(self, round: int, client: int) -> bool:
@@ -291,9 +291,9 @@ class Rounds:
 
     @staticmethod
     def summands(question: Question, reply: Reply, weight: float) -> list[Tensor]:
-        """Return what of a reply is summed: the weighted message, the change of the buffers, bytes and gradients."""
+        """Return what to sum of a reply: the weighted message, the change of the buffers, bytes and gradients."""
         up = [value if weight == 1 else weight * value for value in reply.up]
-        # As changes: what is constant stays so to the bit.
+        # As changes, so that what is constant stays the same to the bit.
         buffers = reply.buffers - question.buffers if reply.buffers.numel() else reply.buffers
         return [*up, buffers, _numbers(reply.bytes, reply.gradients)]
 

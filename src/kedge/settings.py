@@ -1,9 +1,9 @@
 """A setting is declared once, in one line: its type, default, range and meaning.
 
-    weight_decay: float = setting(0.0, "λ; λx is added to the gradient wherever one is taken.", at_least=0)
+    weight_decay: float = setting(0.0, "λ; λx is added to every gradient.", at_least=0)
 
 What a configuration may hold, the options of the command line, what `kedge.simulate` takes and checks, and
-docs/settings.md derive from that line. Importing this loads no torch.
+docs/settings.md derive from that line. Importing this does not load torch.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Setting:
     """A setting as `setting` declares it."""
 
     default: Any
-    """What it is in Python, unless told otherwise."""
+    """The default in Python."""
     meaning: str
     """In it, {none} stands for None, or for the word that a configuration has for it."""
     above: float = -math.inf
@@ -55,7 +55,7 @@ class Setting:
     word: str | None = None
     """What stands for None in a configuration and on the command line."""
     configured: Any = _SAME
-    """The default there, if it is another one."""
+    """The default there, if it differs."""
     default_text: str = ""
     """The default in words, where None stands for something else."""
     option: str | None = None
@@ -111,7 +111,7 @@ class Setting:
         return self.meaning.replace("{none}", none or repr(self.word))
 
     def checked(self, value: Any) -> Any:
-        """Return a value of the declared type, or say in one sentence what is wrong with it."""
+        """Return a value of the declared type, or refuse it in one sentence."""
         kind = self.kinds[0]
         if value is None and self.is_optional:
             return None
@@ -166,7 +166,7 @@ def setting(default: Any, meaning: str, **rule: Any) -> Any:
 
 
 class Section(BaseModel):
-    """Settings that belong together. A wrong value is a `UsageError`: one sentence with the value and the rule."""
+    """Settings that belong together. A bad value raises a `UsageError`: one sentence with the value and the rule."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -187,7 +187,7 @@ class Section(BaseModel):
                 )
         cls.declared = declared
 
-    if not TYPE_CHECKING:  # for those who read types, a section takes its fields
+    if not TYPE_CHECKING:  # for type checkers, a section takes its fields
 
         def __init__(self, **values: Any) -> None:
             for name in values:
@@ -246,17 +246,15 @@ class Settings(Section):
         10, "S, the clients per round, drawn uniformly without replacement; {none} is all of them.",
         at_least=1, word="all", configured=4,
     )  # fmt: skip
-    local_steps: int = setting(16, "K, the local steps of a client in a round.", at_least=1, at_most=STEPS)
+    local_steps: int = setting(16, "K, the local steps of a client per round.", at_least=1, at_most=STEPS)
     local_epochs: float | None = setting(
-        None, "Instead of local_steps, passes over the client's own data: K_i then differ.", above=0
+        None, "Passes over the client's own data, instead of local_steps: K_i then differ.", above=0
     )
     batch_size: int | None = setting(
-        32, "Samples per minibatch; {none} is the client's whole data, so that gradients are exact.",
+        32, "Samples per minibatch; {none} is the client's whole data, which makes gradients exact.",
         at_least=1, word="full", configured=16,
     )  # fmt: skip
-    weight_decay: float = setting(
-        0.0, "λ; λx is added to the gradient wherever one is taken.", at_least=0, at_most=LARGEST
-    )
+    weight_decay: float = setting(0.0, "λ; λx is added to every gradient.", at_least=0, at_most=LARGEST)
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weights of the clients in the objective: uniform, or by the size of their data."
     )
@@ -266,8 +264,8 @@ class Settings(Section):
         at_least=0, at_most=2**63 - 1,
     )  # fmt: skip
     shards: int = setting(
-        16, "The clients are divided into so many; replies are summed within each, then over them. The most processes "
-        "that a run can have; it changes the last bits of the result.", at_least=1, at_most=SHARDS,
+        16, "Shards of clients: replies are summed within each, then over all. The most processes a run can have; "
+        "the number changes the last bits of the result.", at_least=1, at_most=SHARDS,
     )  # fmt: skip
 
     def steps(self, samples: "NDArray[np.int64]") -> "NDArray[np.int64]":

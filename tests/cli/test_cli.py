@@ -116,7 +116,7 @@ def test_the_same_comparison_again_goes_on_and_does_nothing_twice(tmp_path, caps
     assert {file: after[file] for file in before} == before
     assert sorted(path.name for path in runs.iterdir()) == ["fedavg-0", "fedavg-1", "scaffold-m-0", "scaffold-m-1"]
     assert execute([*command, "2", "--eta", "0.3"]) == 2
-    assert "fedavg-0 is of another run: algorithm.eta is" in capsys.readouterr().err
+    assert "fedavg-0 holds a different run: algorithm.eta is" in capsys.readouterr().err
 
 
 def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
@@ -324,5 +324,5 @@ def test_ctrl_c_exits_with_130_and_leaves_what_was_done(tmp_path):
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "`kedge resume run` goes on" in error
+    assert "continue with `kedge resume run`" in error
     assert metrics(tmp_path / "run")[0]["round"] == 1

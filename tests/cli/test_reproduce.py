@@ -61,7 +61,7 @@ def test_the_list_has_every_figure_and_its_cost(capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "no figure is named"),
+        ([], "no figure is given"),
         (["mnist-may"], "figure 'mnist-may' does not exist; did you mean 'mnist-many'"),
         (["mnist-many", "--scale", "lap"], "scale 'lap' does not exist; did you mean 'laptop'"),
         (["fashion", "--scale", "laptop", "--data-dir", "nowhere"], "fashion-mnist is not in nowhere"),
@@ -79,7 +79,7 @@ def test_all_leaves_out_what_has_no_data_and_says_so(capsys, monkeypatch):
     assert execute(["reproduce", "all", "--scale", "laptop", "--data-dir", "nowhere"]) == 2
     error = capsys.readouterr().err
     assert "fashion is left out: fashion-mnist is not in nowhere" in error
-    assert "left out, as said above: fashion, mnist-many" in error
+    assert "left out, as reported above: fashion, mnist-many" in error
 
 
 def test_a_stopped_command_says_how_it_goes_on(capsys, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_stopped_command_says_how_it_goes_on(capsys, monkeypatch):
 
     monkeypatch.setattr("kedge.cli.reproduce.conduct", interrupted)
     assert execute(["reproduce", "mlp-full", "--out", "place"]) == 143
-    assert "`kedge reproduce mlp-full --scale smoke --out place` goes on" in capsys.readouterr().err
+    assert "continue with `kedge reproduce mlp-full --scale smoke --out place`" in capsys.readouterr().err
 
 
 def test_figures_that_others_are_compared_with_come_first(capsys, monkeypatch):

@@ -48,7 +48,7 @@ def test_a_signal_ends_the_round_and_leaves_a_checkpoint(tmp_path, capfd, send, 
     assert run("whole") == 0
     send(2, number)
     assert run("run") == code
-    assert "kedge: interrupted after round 3; `kedge resume run` goes on\n" in capfd.readouterr().err
+    assert "kedge: interrupted after round 3; continue with `kedge resume run`\n" in capfd.readouterr().err
     assert (tmp_path / "run" / "checkpoint" / "round-00000003.json").exists()
     send(100)
     assert execute(["resume", "run"]) == 0
@@ -95,7 +95,7 @@ def test_a_finished_run_says_so_and_can_be_extended(tmp_path, capsys):
     assert execute(["resume", "run"]) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == line
-    assert "The run in run is finished; `kedge resume run --rounds N` goes on with it." in printed
+    assert "The run in run is finished; `kedge resume run --rounds N` extends it." in printed
     assert execute(["resume", "run", "--rounds", "6", "--threads", "2"]) == 0
     assert Left.by(tmp_path / "run") == Left.by(tmp_path / "whole")
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
@@ -145,7 +145,7 @@ def test_a_write_that_fails_is_one_sentence_and_exit_1(capsys, monkeypatch):
     ("arguments", "sentence"),
     [
         (["resume"], "Missing argument"),
-        (["resume", "nowhere"], "nowhere has no config.toml, so it is not the directory of a `kedge run`"),
+        (["resume", "nowhere"], "nowhere has no config.toml, so it is not a directory of `kedge run`"),
         (["run", "--checkpoint-every", "often"], "checkpoint_every is 'often', but must be a number of rounds"),
         (["run", "--checkpoint-every", "-1"], "checkpoint_every is '-1', but must be a number of rounds"),
     ],

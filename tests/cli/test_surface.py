@@ -128,8 +128,7 @@ def test_a_name_is_not_taken_for_markup(tmp_path, capsys):
 def test_a_sentence_has_one_line_and_no_commands_for_the_terminal(capsys):
     assert execute(["resume", "a\nb\x1b[2Jc"]) == 2
     assert (
-        capsys.readouterr().err
-        == "kedge: a b\\x1b[2Jc has no config.toml, so it is not the directory of a `kedge run`\n"
+        capsys.readouterr().err == "kedge: a b\\x1b[2Jc has no config.toml, so it is not a directory of `kedge run`\n"
     )
 
 
@@ -138,7 +137,7 @@ def test_a_full_disk_under_the_standard_output_is_said_and_loses_no_run(tmp_path
     with Path("/dev/full").open("wb") as full:
         done = start("run", *CHEAP, "--out", "run", stdout=full, stderr=subprocess.PIPE, capture=False)
     assert done.returncode == 1
-    assert done.stderr.decode() == "kedge: the standard output cannot be written: No space left on device\n"
+    assert done.stderr.decode() == "kedge: standard output cannot be written: No space left on device\n"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["round"] == 3
 
 

@@ -71,9 +71,9 @@ def test_more_values_and_seeds_extend_a_sweep_and_nothing_else_does(tmp_path, ca
     assert len(table(tmp_path / "s" / "runs.csv")) == 6
     for wrong, sentence in (
         (["--clients", "5"], "data.clients is 4 there, but 5 here"),
-        (["--grid", "algorithm.gamma=1"], "--grid names algorithm.eta, algorithm.gamma, but the sweep"),
+        (["--grid", "algorithm.gamma=1"], "--grid names algorithm.eta, algorithm.gamma, but the existing sweep"),
         (["--halving", "2"], "halving is not set there, but 2 here"),
-        (["--search", "optuna"], "does not go on as a search by optuna"),
+        (["--search", "optuna"], "cannot continue as a search by optuna"),
     ):
         capsys.readouterr()
         assert execute([*more, *wrong]) == 2
@@ -107,7 +107,7 @@ def test_a_diverged_point_is_worst_and_shown(tmp_path, capsys):
 def test_a_sweep_of_which_all_diverge_is_drawn_too(tmp_path, capsys, grid):
     options = [part for text in grid for part in ("--grid", text)]
     assert execute(["sweep", *QUICK, *options, "--seeds", "1", "--out", "s"]) == 0
-    assert "No point came to its end" in capsys.readouterr().out
+    assert "No point finished" in capsys.readouterr().out
     assert (tmp_path / "s" / "heatmap.png").exists()
 
 
@@ -168,7 +168,7 @@ def test_without_optuna_the_way_to_get_it_is_told(monkeypatch, capsys):
         (["--grid", "algorithm.eta=1", "--halving", "1"], "halving is 1, but must be a whole number from 2 to 100000"),
         (["--grid", "algorithm.eta=1", "--seeds", "0"], "seeds is 0, but must be a whole number from 1 to 100000"),
         (["--grid", "algorithm.eta=1", "--metric", "speed"], "metric is 'speed', but must be one of"),
-        (["--grid", "algorithm.eta=1", "--metric", "test_accuracy"], "quadratics has none"),
+        (["--grid", "algorithm.eta=1", "--metric", "test_accuracy"], "quadratics has no accuracy; use test_loss"),
         (["--grid", "algorithm.eta=1", "--search", "random"], "search is 'random', but must be grid or optuna"),
         (["--grid", "algorithm.eta=1", "--trials", "5"], "only --search optuna has trials"),
         (["--grid", "algorithm.eta=1", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),

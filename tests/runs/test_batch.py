@@ -82,7 +82,7 @@ def test_failures_are_told_and_stop_no_other(tmp_path):
 
 def test_a_directory_of_another_run_or_of_something_else_is_refused_before_anything_runs(tmp_path):
     run_batch({"b": config()}, tmp_path)
-    with pytest.raises(UsageError, match=r"b is of another run: algorithm.eta is 0.05 there, but 0.2 here"):
+    with pytest.raises(UsageError, match=r"b holds a different run: algorithm.eta is 0.05 there, but 0.2 here"):
         run_batch({"a": config(), "b": config(algorithm__eta=0.2)}, tmp_path)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "precious").write_text("mine")

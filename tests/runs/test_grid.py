@@ -61,7 +61,7 @@ def test_a_range_goes_up(low, high, log):
         (["algorithm.eta=0.1,0.10"], "names 0.1 twice"),
         (["algorithm.eta=nan"], "nan is not a finite number"),
         (["algorithm.eta=1", "algorithm.eta=2"], "names algorithm.eta twice"),
-        (["run.seed=1,2"], "seeds are given by --seeds"),
+        (["run.seed=1,2"], "but --seeds sets the seeds"),
         (["algorithm.eta=a..b"], "a range goes from a number to a number"),
         (["algorithm.eta=1..2:cubic"], "the only scale of a range is log"),
     ],

@@ -364,7 +364,7 @@ def test_a_missing_model_of_a_finished_run_is_written_again(tmp_path, capsys):
     assert kedge.read_run("d").problems == ("d/model.safetensors is missing",)
     capsys.readouterr()
     assert execute(["resume", "d"]) == 0
-    assert "d/model.safetensors is missing; it is written again" in capsys.readouterr().err
+    assert "d/model.safetensors is missing; it is rewritten" in capsys.readouterr().err
     assert model.read_bytes() == before
     assert compare("c") == 0
     model = tmp_path / "c" / "runs" / "fedavg-0" / "model.safetensors"
@@ -423,5 +423,5 @@ def test_on_a_terminal_the_user_is_asked(tmp_path, answer, code):
     asked = os.read(ours, 10_000).decode()
     os.close(ours)
     os.close(theirs)
-    assert "a file that will run as you. Run it? [y/N]" in " ".join(asked.split())
+    assert "a file that will run with your rights. Run it? [y/N]" in " ".join(asked.split())
     assert (tmp_path / "executed").exists() == (code == 0)

@@ -1,4 +1,4 @@
-"""`kedge algorithms`: what there is and what it costs."""
+"""`kedge algorithms`: the algorithms and what they cost."""
 
 from rich.markdown import Markdown
 from rich.table import Table
@@ -9,12 +9,12 @@ from kedge.cli.console import output
 from kedge.errors import UsageError
 from kedge.report.costs import Figures, figures, read_page, sections, symbols
 
-# Formulas are most of a section: they stand out by colour alone, without the grounds that code usually has.
+# Formulas are most of a section: colour alone sets them off, without the background that code usually has.
 PLAIN = Theme({"markdown.code": "cyan", "markdown.table.header": "bold", "markdown.table.border": "dim"})
 
 
 def algorithms(detail: str | None) -> None:
-    """Print all, or one in detail."""
+    """Print all algorithms, or one in detail."""
     if detail is not None:
         _print_section(detail)
         return
@@ -26,8 +26,8 @@ def algorithms(detail: str | None) -> None:
         table.add_row(name, *figures(kind), *([(kind.__doc__ or "").splitlines()[0]] if wide else []))
     output.print(table)
     output.print(
-        "down, up: vectors of the model's size per client and round (+ what one client of the cohort sends and gets "
-        "besides); gradients: per client and round, of minibatches, K local steps; client, server: vectors of state.",
+        "down, up: vectors of the model's size per client and round (+ what one client of the cohort adds "
+        "to that); gradients: per client and round, of minibatches, K local steps; client, server: vectors of state.",
         style="dim",
     )
 

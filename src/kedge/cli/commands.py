@@ -1,4 +1,4 @@
-"""What each command takes. What it does is imported when it is called: help and a wrong option need no torch."""
+"""What each command takes. Its code is imported when it is called: help and wrong options need no torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from kedge.cli import consent, options
 
 COMPARED = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
-"""What is compared unless told otherwise."""
+"""What is compared by default."""
 
 SWEEP = "Sweep"
 
@@ -17,15 +17,15 @@ Grid = Annotated[
     typer.Option(
         metavar="KEY=VALUES",
         help="Values of a key, as in algorithm.eta=0.01,0.1; give it once per key. "
-        "With --search optuna also a range, as in algorithm.eta=0.001..1:log.",
+        "With --search optuna, also a range, as in algorithm.eta=0.001..1:log.",
         rich_help_panel=SWEEP,
     ),
 ]
-Seeds = Annotated[int, typer.Option(help="Seeds per point, from --seed on.", rich_help_panel=SWEEP)]
+Seeds = Annotated[int, typer.Option(help="Seeds per point, starting at --seed.", rich_help_panel=SWEEP)]
 Metric = Annotated[
     str,
     typer.Option(
-        help="What decides, at the end of the runs: test_accuracy (more is better) or test_loss (less is better).",
+        help="What decides at the end of the runs: test_accuracy (higher is better) or test_loss (lower is better).",
         rich_help_panel=SWEEP,
     ),
 ]
@@ -33,7 +33,7 @@ Halving = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Successive halving: all points begin with few rounds; after each rung the best 1/N continue with N times "
+        help="Successive halving: all points start with few rounds; after each rung the best 1/N continue with N times "
         "the rounds, up to --rounds, and the others stop.",
         rich_help_panel=SWEEP,
     ),
@@ -41,13 +41,13 @@ Halving = Annotated[
 Search = Annotated[
     str,
     typer.Option(
-        help="grid: every combination. optuna: what it proposes, after pip install 'kedge\\[optuna]'.",
+        help="grid: every combination. optuna: the points it proposes, after pip install 'kedge\\[optuna]'.",
         rich_help_panel=SWEEP,
     ),
 ]
 Trials = Annotated[int | None, typer.Option(help="Points that optuna tries. Default: 50.", rich_help_panel=SWEEP)]
 PROCESSES = ("run.workers", "run.threads", "run.stall_timeout")
-"""How one run is spread over processes and threads; where there are many runs, each has one of either."""
+"""How one run is spread over processes and threads; with many runs, each has one of either."""
 
 
 @options.takes("algorithm", "data", "model", "run")
@@ -60,7 +60,7 @@ def run(
 ) -> None:
     """Run one algorithm on one federation.
 
-    Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients of very unequal labels, 4 of them per round.
+    Without options: SCAFFOLD-M on scikit-learn's digits, 40 clients with very unequal labels, 4 of them per round.
     """
     from kedge.cli.run import run
 
@@ -71,12 +71,12 @@ def run(
 def resume(
     given: options.Given,
     directory: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
-    rounds: Annotated[int | None, typer.Option(help="Play so many rounds in all.", show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Play this many rounds in total.", show_default=False)] = None,
     trust: consent.Trust = False,
 ) -> None:
-    """Resume a run that was interrupted: the result is that of an uninterrupted one, to the bit.
+    """Resume an interrupted run: the result is that of an uninterrupted one, to the bit.
 
-    Of a run that is finished, print the result; --rounds continues it.
+    If the run is finished, print its result; --rounds extends it.
     """
     from kedge.cli.resume import resume
 
@@ -87,10 +87,11 @@ def resume(
 def compare(
     given: options.Given,
     config: options.ConfigFile = None,
-    algorithms: Annotated[str, typer.Option(help="Ids with commas between, or 'all'.")] = COMPARED,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 3,
+    algorithms: Annotated[str, typer.Option(help="Ids separated by commas, or 'all'.")] = COMPARED,
+    seeds: Annotated[int, typer.Option(help="How many seeds, starting at --seed.")] = 3,
     target: Annotated[
-        float | None, typer.Option(help="Accuracy to count rounds and bytes to. [95 % of the best]", show_default=False)
+        float | None,
+        typer.Option(help="Target for the rounds and MB columns. [95 % of the best]", show_default=False),
     ] = None,
     jobs: options.Jobs = None,
     set_: options.Set = None,
@@ -98,8 +99,8 @@ def compare(
 ) -> None:
     """Compare algorithms over several seeds on the same data, cohorts and minibatches.
 
-    Each algorithm has its own eta and beta, found by a grid on the default problem (experiments/digits_grid.py): for
-    another problem set yours, with --eta and --beta for all or --set scaffold-m.eta=0.2 for one.
+    Each algorithm has its own eta and beta, found by a grid search on the default problem (experiments/digits_grid.py).
+    For another problem, set your own with --eta and --beta for all, or --set scaffold-m.eta=0.2 for one.
     """
     from kedge.cli.compare import compare
 
@@ -123,10 +124,10 @@ def sweep(
     ] = None,
     trust: consent.Trust = False,
 ) -> None:
-    """Try many settings, several runs at once, and say which is best.
+    """Try many settings, several runs at once, and report which is best.
 
-    Every run is a directory of its own, DIR/runs/POINT-seedK. The same command again resumes where it stopped: what
-    is finished is not done twice, what is not continues from its checkpoint. More values or seeds extend the sweep.
+    Every run has its own directory, DIR/runs/POINT-seedK. The same command resumes an interrupted sweep: finished runs
+    are not repeated, and the others resume from their checkpoints. More values or seeds extend the sweep.
     """
     from kedge.cli.sweep import Asked, sweep
 
@@ -136,12 +137,12 @@ def sweep(
 def algorithms(
     detail: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Print all about one: rule, rate, limit, hyper-parameters, source."),
+        typer.Option(metavar="NAME", help="Print everything about one: rule, rate, limit, hyper-parameters, source."),
     ] = None,
 ) -> None:
     """List the algorithms with what they send, compute and keep.
 
-    The numbers are found by running the rules, per client of the cohort and round with K local steps.
+    The numbers come from running the rules, per client of the cohort and round with K local steps.
     """
     from kedge.cli.algorithms import algorithms
 
@@ -154,7 +155,7 @@ def partition(
     config: options.ConfigFile = None,
     set_: options.Set = None,
     out: Annotated[
-        Path | None, typer.Option(help="Draw clients x labels into this file, as PNG and SVG.", show_default=False)
+        Path | None, typer.Option(help="Draw clients x labels to this file, as PNG and SVG.", show_default=False)
     ] = None,
 ) -> None:
     """Show how a data set is divided: sizes, label entropy, and how far apart the clients are."""
@@ -178,7 +179,7 @@ def reproduce(
 ) -> None:
     """Repeat an experiment of the paper: search the grids, run the seeds, draw the figure, judge the claims.
 
-    Interrupted, the same command resumes where it stopped.
+    After an interruption, the same command resumes.
     """
     from kedge.cli.reproduce import reproduce
 

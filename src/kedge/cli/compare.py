@@ -52,13 +52,13 @@ def compare(
     for name, error in failures.items():
         errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
     if stop.signal is not None and len(records) + len(failures) < len(chosen) * seeds:
-        raise StoppedError("interrupted; what was done is kept, and the same command with --out goes on", stop.signal)
+        raise StoppedError("interrupted; finished work is kept, and the same command with --out resumes", stop.signal)
     if failures or all(record.diverged is not None for record in records):
         raise typer.Exit(1)
 
 
 def _check_content(path: Path) -> None:
-    """Refuse a directory that holds anything but a comparison."""
+    """Refuse a directory that holds something other than a comparison."""
     holds = {file.name for file in path.iterdir()}
     if holds and ("runs" not in holds or holds - FILES):
         raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")
@@ -84,7 +84,7 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
     chosen: dict[str, Config] = {}
     for name, short in zip(ids, shorts, strict=True):
         if short in chosen:
-            raise UsageError(f"algorithms names {short} twice, but each must have a name of its own")
+            raise UsageError(f"algorithms names {short} twice, but each name must be unique")
         fields = {field.name for field in dataclasses.fields(find_algorithm(name))}
         known |= fields
         own = tuned().get(ALIASES.get(name, name), {})
@@ -98,7 +98,7 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
 
 
 def _participating(chosen: dict[str, Config]) -> dict[str, Config]:
-    """Leave out, with a note, what is not defined for a cohort smaller than the federation."""
+    """Leave out, with a note, algorithms that are not defined for a cohort smaller than the federation."""
     run, data = next(iter(chosen.values())).run, next(iter(chosen.values())).data
     if run.cohort in (None, data.clients):
         return chosen
@@ -116,7 +116,7 @@ def tuned() -> dict[str, dict[str, float]]:
 def _run_all(
     chosen: dict[str, Config], seeds: int, path: Path, processes: int | None, stop: Stop
 ) -> tuple[list[Record], dict[str, str]]:
-    """Run every algorithm with every seed; return what came to an end, and why others failed."""
+    """Run every algorithm with every seed; return the finished runs, and why others failed."""
     first = next(iter(chosen.values())).run.seed
     jobs = {(name, seed): _seeded(chosen[name], seed) for seed in range(first, first + seeds) for name in chosen}
     named = {f"{name}-{seed}": (name, seed) for name, seed in jobs}
@@ -150,7 +150,7 @@ def _line(name: str, seed: int, outcome: Outcome) -> str:
 
 
 def _report(records: list[Record], target: float | None, path: Path, config: Config) -> None:
-    from kedge.report.figures import draw_comparison  # matplotlib takes its time to load
+    from kedge.report.figures import draw_comparison  # matplotlib is slow to load
 
     target = target if target is not None else default_target(records)
     summaries = summarise(records, target)
@@ -168,7 +168,7 @@ def _report(records: list[Record], target: float | None, path: Path, config: Con
 def _title(config: Config) -> str:
     data, run = config.data, config.run
     cohort = run.cohort or "all"
-    return f"{data.dataset}: {data.clients} clients, {cohort} a round, {division(config)}, K = {run.local_steps}"
+    return f"{data.dataset}: {data.clients} clients, {cohort} per round, {division(config)}, K = {run.local_steps}"
 
 
 def _table(summaries: list[Summary], target: float | None, title: str) -> Table:

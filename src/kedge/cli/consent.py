@@ -1,4 +1,4 @@
-"""Consent to code that a file names: what this command line names may run, all else is asked for."""
+"""Consent to code that a file names: what this command line names may run, anything else needs consent."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ def settle(raw: Mapping[str, Any], source: Path | None, *, named: Iterable[Any],
     """
     given = [name for name in named if isinstance(name, str)]
     method = raw.get("algorithm", {})
-    if not isinstance(method, dict):  # which is said when it is checked
+    if not isinstance(method, dict):  # reported when the configuration is checked
         return dict(raw)
     allow(given, [method.get(NAME)], source, trust=trust)
     if given:  # the checksum is of the file that was named before
@@ -34,7 +34,7 @@ def settle(raw: Mapping[str, Any], source: Path | None, *, named: Iterable[Any],
 
 
 def allow(named: Iterable[Any], used: Iterable[Any], source: Path | None, *, trust: bool) -> None:
-    """Trust the places that are ``named``, and ask for the others that are ``used``."""
+    """Trust the places that are ``named``, and ask about the others that are ``used``."""
     for name in named:
         if isinstance(name, str) and (place := Place.parse(name)) is not None:
             place.trust()
@@ -42,13 +42,13 @@ def allow(named: Iterable[Any], used: Iterable[Any], source: Path | None, *, tru
         if isinstance(name, str) and (place := Place.parse(name)) is not None and not place.trusted:
             if not trust and not _agrees(place, source):
                 raise UsageError(
-                    f"{source} names {place}, and that file runs only if you trust it: read it, then add --trust"
+                    f"{source} names {place}, but that file runs only if you trust it: read it, then add --trust"
                 )
             place.trust()
 
 
 def _agrees(place: Place, source: Path | None) -> bool:
-    """Ask, where somebody is there to answer."""
+    """Ask, if somebody is there to answer."""
     if not (sys.stdin.isatty() and errors.is_terminal):
         return False
-    return typer.confirm(f"{source} names {place}, a file that will run as you. Run it?", err=True)
+    return typer.confirm(f"{source} names {place}, a file that will run with your rights. Run it?", err=True)

@@ -1,6 +1,6 @@
-"""Where the command line writes: results to the standard output, progress and errors to the standard error.
+"""Where the command line writes: results to standard output, progress and errors to standard error.
 
-Much of what is written is somebody's own, names of directories for one: nothing in it is taken for markup.
+Much of the text comes from the user, such as names of directories: none of it is interpreted as markup.
 """
 
 import codecs
@@ -13,19 +13,19 @@ from typing import Any, TextIO
 from rich.console import Console
 
 LONGEST = 2000
-"""Characters of a sentence."""
+"""The most characters of a sentence."""
 
 output = Console(markup=False, highlight=False, emoji=False)
 errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
 def say(message: object) -> None:
-    """Write a sentence of kedge's own to the standard error."""
+    """Write one of kedge's own sentences to standard error."""
     errors.print(f"kedge: {sentence(str(message))}", soft_wrap=True)
 
 
 def sentence(text: str) -> str:
-    """Return a text on one line, not too long, and without what a terminal would take for a command."""
+    """Return a text on one line, not too long, and without terminal escape sequences."""
     text = "".join(letter if _is_harmless(letter) else repr(letter)[1:-1] for letter in " ".join(text.splitlines()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
 
@@ -35,7 +35,7 @@ def _is_harmless(letter: str) -> bool:
 
 
 class Standard:
-    """A standard stream that ends no run: when it breaks, the rest goes nowhere, and `failure` says why."""
+    """A standard stream that never ends a run: if it breaks, the rest is dropped, and `failure` says why."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -62,8 +62,8 @@ class Standard:
             self._break(error)
 
     def _break(self, error: OSError) -> None:
-        """Lead the stream nowhere: what Python still holds of it must go somewhere, at the latest when it exits."""
-        # Whoever has closed a pipe, as `head` does, has read all that he wanted.
+        """Redirect the stream to nowhere: Python still has to flush its buffer, at the latest on exit."""
+        # A reader that closes a pipe, as `head` does, has read all it wanted.
         self.failure = self.failure or (None if error.errno == errno.EPIPE else error)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
@@ -73,7 +73,7 @@ class Standard:
 
 
 ERRORS = "kedge"
-"""How to write what the stream's encoding does not know: bytes of file names as they are, and else a question mark."""
+"""How to write what the encoding cannot express: bytes of file names as they are, otherwise a question mark."""
 
 
 def _encode(error: UnicodeError) -> tuple[bytes | str, int]:
@@ -91,7 +91,7 @@ codecs.register_error(ERRORS, _encode)
 
 
 def guard() -> Standard | None:
-    """Let this process outlive its standard streams; return the output, if there is one."""
+    """Let this process outlive its standard streams; return standard output, if there is one."""
     if sys.stderr is not None:
         sys.stderr = Standard(sys.stderr)
     if sys.stdout is None:
@@ -102,22 +102,22 @@ def guard() -> Standard | None:
 
 
 def say_to_all(message: object) -> None:
-    """Write a sentence even where this process is to be quiet, because no other one speaks for it."""
+    """Write a sentence even if this process should be quiet, because no other process speaks for it."""
     Console(stderr=True).print(f"kedge: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
 def figure(value: float | None, form: str = ".4g") -> str:
-    """Write a number, or a dash where there is none."""
+    """Format a number, or a dash if there is none."""
     return "-" if value is None else format(value, form)
 
 
 def number(metric: str, value: float | None) -> str:
-    """Write a value of a metric."""
+    """Format a value of a metric."""
     return figure(value, ".1%" if metric == "test_accuracy" else ".4g")
 
 
 def size(count: float) -> str:
-    """Write a number of bytes for people."""
+    """Format a number of bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

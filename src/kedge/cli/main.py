@@ -1,7 +1,7 @@
 """`kedge`: the commands, and how they end.
 
-Exit 0 on success; 2 with one sentence on a wrong input; 1 when a run, or all that were to be compared, diverged, or a
-file could not be written; 130 on Ctrl-C, 143 on SIGTERM and 129 on SIGHUP.
+Exit 0 on success; 2 with one sentence on bad input; 1 if a run, or every run of a comparison, diverged, or a file could
+not be written; 130 on Ctrl-C, 143 on SIGTERM and 129 on SIGHUP.
 """
 
 import sys
@@ -39,7 +39,7 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take the options that belong to no command."""
+    """Handle the options that belong to no command."""
 
 
 for _command in (
@@ -62,7 +62,7 @@ def main() -> None:
     if standard is not None:
         standard.flush()
         if standard.failure is not None:
-            say(f"the standard output cannot be written: {standard.failure.strerror}")
+            say(f"standard output cannot be written: {standard.failure.strerror}")
             code = code or 1
     sys.exit(code)
 
@@ -94,17 +94,17 @@ def _execute(arguments: list[str] | None) -> int:
             return 0
         say(message)
         return 2
-    except LostProcessError:  # the launcher says which, and starts all of them again
+    except LostProcessError:  # the launcher says which, and restarts all of them
         from kedge.runs.joining import LOST
 
         return LOST
     except MemoryError:
-        say("out of memory; take fewer clients, local steps, opening batches or a smaller batch_size")
+        say("out of memory; use fewer clients, local steps, opening batches or a smaller batch_size")
         return 1
     except (KeyboardInterrupt, typer.Abort):
         outcome = INTERRUPTED
     except typer.Exit as request:
         outcome = request.exit_code
     if outcome == INTERRUPTED:  # some versions of typer turn Ctrl-C into this number themselves
-        say("interrupted; what was done is kept")
+        say("interrupted; finished work is kept")
     return outcome if isinstance(outcome, int) else 0

@@ -1,6 +1,6 @@
-"""The options that commands share, derived from the declared settings, and the configuration that they make.
+"""The options that commands share, derived from the declared settings, and the configuration they make.
 
-Importing them loads no torch.
+Importing them does not load torch.
 """
 
 import inspect
@@ -19,7 +19,7 @@ HYPER = {
     "algorithm.beta": ("Momentum: the weight of the new gradient.", "the algorithm's"),
     "algorithm.gamma": ("Server learning rate.", "eta K"),
 }
-"""Hyper-parameters that many algorithms have, and their defaults in words: the algorithms declare them."""
+"""Hyper-parameters that many algorithms share, and their defaults in words: the algorithms declare them."""
 
 Given = Mapping[str, Any]
 """What the options of a command line set, by key, as in run.rounds."""
@@ -32,7 +32,7 @@ Out = Annotated[Path | None, typer.Option(help="A new directory for the results.
 Jobs = Annotated[
     int | None,
     typer.Option(
-        help="Runs at once, each in a process on one core; with 1, one after the other on all cores. "
+        help="Runs at once, each in a process on one core; with 1, one after another on all cores. "
         "Changes no result. Default: one per core.",
         rich_help_panel="Run",
         show_default=False,
@@ -50,8 +50,7 @@ def takes(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of some sections or of some keys, but ``without`` others.
 
-    The command's first parameter gets what was given of them. With ``defaults``, their help says what they are
-    otherwise.
+    The command's first parameter gets those that were given. With ``defaults``, their help states the default.
     """
     known = [*SETTINGS, *HYPER]
     keys = [key for each in what for key in known if key == each or key.startswith(f"{each}.")]
@@ -87,7 +86,7 @@ def _parameter(name: str, key: str, *, defaults: bool) -> inspect.Parameter:
 
 
 def _type(declared: Setting) -> Any:
-    """Return the type of an option: text, which is read as TOML would, where a setting may be of several types."""
+    """Return the type of an option: text, read as TOML, if the setting may have several types."""
     plain = len(declared.kinds) == 1 and declared.word is None and declared.kinds[0] in (int, float, bool)
     return declared.kinds[0] if plain else str
 
@@ -127,5 +126,5 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def short_name(algorithm: str) -> str:
-    """Return an id as it is, and of ``my_file.py:MyAlgorithm`` the class alone."""
+    """Return an id as it is, and only the class of ``my_file.py:MyAlgorithm``."""
     return algorithm.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""`kedge partition`: how unequal a division of the data is."""
+"""`kedge partition`: how unequal the clients' data is."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def partition(settings: Config, out: Path | None) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("samples per client", f"{statistics.smallest} to {statistics.largest}, median {statistics.median:g}")
     entropy, most = statistics.mean_entropy, np.log2(statistics.label_counts.shape[1])
-    table.add_row("label entropy per client", f"{entropy:.2f} bits in the mean, of at most {most:.2f}")
+    table.add_row("label entropy per client", f"{entropy:.2f} bits on average, of at most {most:.2f}")
     table.add_row(
-        "distance of two clients", f"{statistics.mean_pairwise_distance:.2f} in the mean (0 alike, 1 disjoint)"
+        "distance between clients", f"{statistics.mean_pairwise_distance:.2f} on average (0 equal, 1 disjoint)"
     )
-    table.add_row("distance from the whole", f"{statistics.mean_global_distance:.2f} in the mean")
+    table.add_row("distance from the whole", f"{statistics.mean_global_distance:.2f} on average")
     output.print(table)
     counts = Table(title="samples by label", box=None, pad_edge=False, title_justify="left")
     for name in ("client", "samples", "entropy", *map(str, range(statistics.label_counts.shape[1]))):
@@ -42,7 +42,7 @@ def partition(settings: Config, out: Path | None) -> None:
     if len(parts) > shown:
         output.print(f"... and {len(parts) - shown} more clients")
     if out is not None:
-        from kedge.report.figures import draw_partition  # matplotlib takes its time to load
+        from kedge.report.figures import draw_partition  # matplotlib is slow to load
 
         written = draw_partition(statistics.label_counts, out, title)
         output.print(f"Drawn: {', '.join(str(path) for path in written)}", highlight=False, soft_wrap=True)
@@ -51,7 +51,7 @@ def partition(settings: Config, out: Path | None) -> None:
 def _check_target(path: Path) -> None:
     if not path.name:
         raise UsageError(f"out is {path}, but must name a file")
-    from kedge.report.figures import files_of  # matplotlib takes its time to load
+    from kedge.report.figures import files_of  # matplotlib is slow to load
 
     for written in {path, *files_of(path)}:
         if written.exists():

@@ -1,4 +1,4 @@
-"""How far runs are: a bar on a terminal, with what is running above it; elsewhere a line per run that ends."""
+"""Progress of runs: a bar on a terminal, with the current runs above it; elsewhere one line per finished run."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
@@ -14,7 +14,7 @@ from kedge.runs.config import Config
 
 
 def progress_bar() -> Progress:
-    """Return a bar that counts rounds and estimates the time left; it stays silent where nobody watches."""
+    """Return a bar that counts rounds and estimates the time left; it stays silent if nobody is watching."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
@@ -31,7 +31,7 @@ def progress_bar() -> Progress:
 
 
 class RunsDisplay:
-    """Follows many runs, by what `run_batch` tells of them.
+    """Follows many runs, from what `run_batch` reports.
 
     Args:
         total: the rounds of all of them.

@@ -1,4 +1,4 @@
-"""`kedge reproduce`: a figure of the paper by one command."""
+"""`kedge reproduce`: a figure of the paper with one command."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -44,12 +44,12 @@ def reproduce(
     if out.exists() and not out.is_dir():
         raise UsageError(f"out is {out}, but that is not a directory")
     if name is None:
-        raise UsageError("no figure is named; `kedge reproduce --list` shows them")
+        raise UsageError("no figure is given; `kedge reproduce --list` shows them")
     experiments = [load(chosen) for chosen in (names() if name == "all" else [name])]
     plans = [Plan(chosen, scale, device, data_dir) for chosen in experiments if scale in chosen.scales]
     if not plans:
         raise UsageError(f"{name} has no scale {scale}, but {', '.join(experiments[0].scales)}")
-    if len(plans) > 1:  # the cheapest first, after those that its claims are about
+    if len(plans) > 1:  # cheapest first, after those that its claims are about
         plans.sort(key=lambda plan: (bool(plan.experiment.needs()), estimate(plan).seconds))
     given = "".join(
         f" --{option} {value}"
@@ -67,7 +67,7 @@ def reproduce(
                 left_out.append(plan.experiment.name)
                 errors.print(f"kedge: {plan.experiment.name} is left out: {error}", markup=False, soft_wrap=True)
     if left_out:
-        raise UsageError(f"left out, as said above: {', '.join(left_out)}")
+        raise UsageError(f"left out, as reported above: {', '.join(left_out)}")
 
 
 def _one(plan: Plan, out: Path, jobs: int | None, stop: Stop, given: str) -> None:
@@ -81,7 +81,7 @@ def _one(plan: Plan, out: Path, jobs: int | None, stop: Stop, given: str) -> Non
             report = conduct(plan, out, jobs, partial(_follow, displays, name), stop, command)
         except UnfinishedError:
             assert stop.signal is not None
-            raise StoppedError(f"stopped; `{command}{given}` goes on", stop.signal) from None
+            raise StoppedError(f"stopped; continue with `{command}{given}`", stop.signal) from None
     output.print(
         Markdown(report.verdict) if output.is_terminal else report.verdict,
         markup=False,
@@ -92,7 +92,7 @@ def _one(plan: Plan, out: Path, jobs: int | None, stop: Stop, given: str) -> Non
 
 
 def _follow(displays: ExitStack, name: str, title: str, jobs: Mapping[str, Config]) -> Callable[[Event], None]:
-    """Show how far a batch is, in the place of the one before."""
+    """Show the progress of a batch, in place of the previous one."""
 
     def line(event: Event) -> str:
         last = None if event.outcome is None else event.outcome.last
@@ -104,7 +104,7 @@ def _follow(displays: ExitStack, name: str, title: str, jobs: Mapping[str, Confi
 
 def _table() -> Table:
     table = Table(
-        box=None, pad_edge=False, title="On two cores, roughly; paper is meant for a GPU", title_justify="left"
+        box=None, pad_edge=False, title="Rough times on two cores; paper is meant for a GPU", title_justify="left"
     )
     for column in ("figure", "of the paper", "what it shows", *SCALES):
         table.add_column(column, no_wrap=column in ("figure", *SCALES), justify="right" if column in SCALES else "left")

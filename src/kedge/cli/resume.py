@@ -1,4 +1,4 @@
-"""`kedge resume`: go on with a run that was interrupted."""
+"""`kedge resume`: resume an interrupted run."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def resume(directory: Path, rounds: int | None, given: options.Given, *, trust: 
     """Resume a run."""
     sections = read_config(directory)
     if sections is None:
-        raise UsageError(f"{directory} has no {CONFIG}, so it is not the directory of a `kedge run`")
+        raise UsageError(f"{directory} has no {CONFIG}, so it is not a directory of `kedge run`")
     sections = consent.settle(sections, directory / CONFIG, named=[], trust=trust)
     raw = merged(sections, [("run.rounds", rounds)] if rounds is not None else [])
     there, settings = check(raw), check(merged(raw, given.items()))
@@ -33,9 +33,9 @@ def resume(directory: Path, rounds: int | None, given: options.Given, *, trust: 
         if (directory / MODEL).is_file():
             for line in (
                 result_line(name, summary, summary["engine"]),
-                f"The run in {directory} is finished; `kedge resume {directory} --rounds N` goes on with it.",
+                f"The run in {directory} is finished; `kedge resume {directory} --rounds N` extends it.",
             ):
                 output.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        say(f"{directory / MODEL} is missing; it is written again from the last checkpoint")
+        say(f"{directory / MODEL} is missing; it is rewritten from the last checkpoint")
     play(settings, run_directory, resume=True)

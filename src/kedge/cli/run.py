@@ -22,7 +22,7 @@ from kedge.runs.live import StopWhen, Watch
 from kedge.runs.reader import Row, read_summary
 
 RUNS = Path("runs")
-"""Where runs go that have no --out."""
+"""Where runs without --out go."""
 
 
 def run(
@@ -34,10 +34,10 @@ def run(
     settings = check(consent.settle(raw, config, named=named, trust=trust))
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():
-        raise UsageError("a run of several processes needs --out, so that all of them mean the same directory")
+        raise UsageError("a run of several processes needs --out, so that all of them use the same directory")
     sections = resolved(settings)
     path = out or make_new_directory(RUNS, f"{settings.data.dataset}-{name}")
-    # A launcher starts its processes again after a failure, with the same command: then it means to go on.
+    # After a failure, a launcher restarts its processes with the same command: that means to resume.
     directory = RunDirectory(path, sections, resume=is_rank(), new=out is None)
     if is_rank() and read_summary(path) is not None:
         raise UsageError(f"out is {path}, but that directory holds a finished run; nothing was overwritten")
@@ -45,7 +45,7 @@ def run(
 
 
 def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> None:
-    """Run a configuration before the user's eyes, in as many processes as it asks for."""
+    """Run a configuration with its progress on display, in as many processes as it asks for."""
     workers = settings.run.workers
     if workers > 1 and not is_rank():
         check_workers(workers, settings.run.shards)
@@ -56,7 +56,7 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
     with joined(settings.run.stall_timeout, say_to_all):
         output.quiet = errors.quiet = is_follower()
         try:
-            # Taken before the data is loaded: a second run that means the same directory is refused at once.
+            # Locked before the data is loaded: a second run with the same directory is refused at once.
             with nullcontext() if is_follower() else directory.opened():
                 _play(settings, directory, resume=resume)
         except UnlikeError:
@@ -94,8 +94,8 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
         with stopping(patient=is_rank()) as stop:
             result = run_config(settings, problem, directory, [Watch(watch), StopWhen(stop)], resume=resume)
     if result.simulation.round < settings.run.rounds:
-        way = f"`kedge resume {path}` goes on"
-        number = stop.signal or signal.SIGTERM  # another process may have heard it
+        way = f"continue with `kedge resume {path}`"
+        number = stop.signal or signal.SIGTERM  # another process may have received the signal
         raise StoppedError(f"interrupted after round {result.simulation.round}; {way}", number)
     if not result.history:  # another process has it
         return
@@ -105,7 +105,7 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
 
 
 def result_line(name: str, row: Mapping[str, Any], engine: str) -> str:
-    """Say what a run came to."""
+    """Print the result of a run."""
     return (
         f"{name} after {row['round']} rounds: test loss {figure(row.get('test_loss'))}, "
         f"test accuracy {figure(row.get('test_accuracy'), '.2%')}; "

@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 HANGUP = getattr(signal, "SIGHUP", None)
-"""What a terminal sends that is closed; not on Windows."""
+"""What a terminal sends when it is closed; not on Windows."""
 
 
 class StoppedError(Exception):
-    """A run that a signal stopped, with a checkpoint; the process exits with 128 and the signal's number."""
+    """A run that a signal stopped, with a checkpoint; the process exits with 128 plus the signal's number."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -31,12 +31,12 @@ class Stop:
         return self.signal is not None
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """Note the first signal; a second one interrupts, unless told to be patient."""
+        """Note the first signal; a second one interrupts, unless this is patient."""
         if self._patient:
             self.signal = self.signal or number
             return
         if self.signal is not None:
-            if number == HANGUP:  # the system and the shell both say that the terminal is gone
+            if number == HANGUP:  # the system and the shell both report that the terminal is gone
                 return
             raise KeyboardInterrupt
         self.signal = number
@@ -46,9 +46,9 @@ class Stop:
 
 @contextmanager
 def stopping(*, patient: bool = False) -> Iterator[Stop]:
-    """Yield what the run asks after every round; only the main thread hears signals.
+    """Yield what the run asks after every round; only the main thread receives signals.
 
-    ``patient``: the terminal and a launcher may both send the same signal, so a second one says nothing new.
+    ``patient``: the terminal and a launcher may both send the same signal, so a second one means nothing new.
     """
     stop = Stop(patient)
     heard = [signal.SIGINT, signal.SIGTERM] if threading.current_thread() is threading.main_thread() else []

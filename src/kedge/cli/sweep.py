@@ -23,7 +23,7 @@ DEFAULT_TRIALS = 50
 
 
 class Asked(NamedTuple):
-    """What a command line asks for besides a configuration."""
+    """What a command line asks for in addition to a configuration."""
 
     grid: list[str]
     seeds: int
@@ -66,7 +66,7 @@ def _plan(config: Path | None, set_: list[str] | None, given: options.Given, ask
 
 
 def _joined(path: Path, plan: SweepPlan, *, trust: bool) -> SweepPlan:
-    """Return the sweep to run: as asked, with what the directory already has; its code needs consent."""
+    """Return the sweep to run: as asked, plus what the directory already has; its code needs consent."""
     if not os.path.lexists(path / FILE):
         if any(path.iterdir()):
             raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")
@@ -108,7 +108,7 @@ def _play(plan: SweepPlan, path: Path, jobs: int | None) -> None:
 
 
 def _report(going: Sweep) -> None:
-    from kedge.report.heatmap import Cell, draw_sweep  # matplotlib takes its time to load
+    from kedge.report.heatmap import Cell, draw_sweep  # matplotlib is slow to load
 
     plan, path = going.plan, going.path
     files = write_tables(going)

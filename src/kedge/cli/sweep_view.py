@@ -1,4 +1,4 @@
-"""What a sweep shows: a live table on a terminal, else a line per run; and its tables at the end."""
+"""What a sweep shows: a live table on a terminal, otherwise one line per run; and its tables at the end."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def sweep_display(sweep: Sweep) -> RunsDisplay:
 
 
 def result(outcome: Outcome) -> str:
-    """Say what a run came to."""
+    """Describe the result of a run."""
     if outcome.error is not None:
         return f"failed: {outcome.error}"
     if outcome.last is None:
@@ -97,13 +97,13 @@ def best_line(sweep: Sweep) -> str:
     best = ranked(sweep.standings.values(), plan.metric)[0]
     mean = best.mean(plan.metric)
     if mean is None:
-        return f"No point came to its end.{more}"
+        return f"No point finished.{more}"
     settings = " ".join(f"--set {key}={label(value)}" for key, value in best.point.items())
     return f"Best: {settings} ({plan.metric.replace('_', ' ')} {number(plan.metric, mean)}).{more}"
 
 
 def write_tables(sweep: Sweep) -> list[str]:
-    """Write a row per point and a row per run; return the files' names."""
+    """Write one row per point and one per run; return the names of the files."""
     runs: list[dict[str, object]] = []
     points: list[dict[str, object]] = []
     for rank, standing in enumerate(ranked(sweep.standings.values(), sweep.plan.metric), 1):

@@ -1,7 +1,7 @@
-"""Many runs: each a directory, several at once in processes of their own, and none done twice.
+"""Many runs: each in its own directory, several at once in separate processes, and none repeated.
 
-A finished directory is read, an unfinished one goes on from its checkpoint: so calling `run_batch` again with the same
-jobs goes on with whatever an earlier call left, however that ended.
+A finished directory is read, and an unfinished one resumes from its checkpoint: so calling `run_batch` again with the
+same jobs continues whatever an earlier call left unfinished, however that ended.
 """
 
 import os
@@ -39,7 +39,7 @@ from kedge.simulator.checkpoint import refuse_difference
 from kedge.simulator.fingerprint import data_fingerprint
 
 FREE = frozenset(key for key, each in SETTINGS.items() if each.free)
-"""In what a job may differ from the run in its directory: how far it goes, where its data are, how it is computed."""
+"""How a job may differ from the run in its directory: how far it goes, where its data is, how it is computed."""
 
 OFTEN = 0.1
 """Seconds between two reports of rounds that were not evaluated."""
@@ -47,24 +47,24 @@ OFTEN = 0.1
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job came to."""
+    """The outcome of a job."""
 
     path: Path
     history: list[Row]
-    """A row per evaluated round, up to the rounds that were asked for."""
+    """One row per evaluated round, up to the requested rounds."""
     diverged: int | None = None
-    """The round in which it did."""
+    """The round in which it diverged."""
     error: str | None = None
     """Why it failed, in one sentence; calling again tries again."""
 
     @property
     def last(self) -> Row | None:
-        """The last row of a run that came to its end; None if it diverged or failed."""
+        """The last row of a finished run; None if it diverged or failed."""
         return self.history[-1] if self.diverged is None and self.error is None else None
 
     @property
     def round(self) -> int:
-        """How far it came, as far as is known."""
+        """How many rounds it played, as far as is known."""
         return self.diverged or int(self.history[-1]["round"] if self.history else 0)
 
 
@@ -75,11 +75,11 @@ class Event:
     name: str
     round: int
     row: Row | None = None
-    """The round's metrics, where it was evaluated."""
+    """The round's metrics, if it was evaluated."""
     outcome: Outcome | None = None
     """Set when the job has ended."""
     found: bool = False
-    """It had ended before this call: its directory was read."""
+    """Whether it had ended before this call: its directory was read."""
 
 
 def run_batch(
@@ -89,21 +89,21 @@ def run_batch(
     watch: Callable[[Event], None] = lambda event: None,
     stop: Stop = lambda: False,
 ) -> dict[str, Outcome]:
-    """Run checked configurations, each in the directory ``root / name``, and return what they came to.
+    """Run checked configurations, each in the directory ``root / name``, and return their outcomes.
 
     Args:
-        jobs: a configuration per name. All directories are looked at before the first run starts; one that holds
-            another configuration is refused.
+        jobs: a configuration per name. All directories are checked before the first run starts; one that holds a
+            different configuration is refused.
         root: where the directories are.
         processes: how many runs at once, each in a process of one thread; None is one per core. If it is one, the
             runs happen in this process, on all cores.
         watch: called in this process for every job that ends, and for running ones at every evaluation and, in
-            between, a few times a second.
-        stop: asked at least a few times a second; True stops every run after its round, with a checkpoint. So does
-            Ctrl-C where there are several at once; it is then raised. What was stopped or not begun is missing in the
-            result.
+            between, a few times per second.
+        stop: called at least a few times per second; True stops every run after its round, with a checkpoint. So does
+            Ctrl-C where there are several at once; it is then raised. What was stopped or not started is missing from
+            the result.
 
-    A job that fails, diverges, or whose process is killed says so in its outcome and stops no other.
+    A job that fails, diverges, or whose process is killed says so in its outcome and does not stop the others.
     """
     count = available_cores() if processes is None else whole("processes", processes, 1)
     outcomes: dict[str, Outcome] = {}
@@ -120,7 +120,7 @@ def run_batch(
                 warnings.warn(text, RunWarning, stacklevel=2)
             case Ended(None):
                 outcome = read_outcome(root / name, jobs[name])
-                if outcome is not None:  # else it was stopped
+                if outcome is not None:  # otherwise it was stopped
                     end(name, outcome)
             case Ended(error):
                 end(name, Outcome(root / name, read_rows(root / name).rows, error=error))
@@ -147,7 +147,7 @@ def available_cores() -> int:
 
 
 def read_outcome(path: Path, config: Config) -> Outcome | None:
-    """Return what the run in a directory came to in the rounds of ``config``; None if it has yet to play some."""
+    """Return the outcome of the run in a directory for the rounds of ``config``; None if some are yet to be played."""
     refuse_link(path)
     RunDirectory(path, resume=True)
     _check_same(path, config)
@@ -159,21 +159,21 @@ def read_outcome(path: Path, config: Config) -> Outcome | None:
     if diverged is not None and diverged <= rounds:
         return Outcome(path, history, diverged)
     if summary is not None and diverged is None and not (path / MODEL).is_file():
-        return None  # to be written again from the checkpoint
+        return None  # to be rewritten from the checkpoint
     evaluated = bool(history) and history[-1]["round"] == rounds
     # A row may be there although the run was killed before its model was: it is whole if there is a summary, or more.
     return Outcome(path, history) if evaluated and (summary is not None or rows[-1]["round"] > rounds) else None
 
 
 def rehearse(config: Config) -> None:
-    """Load the data and prepare the first round, and play nothing: what is wrong is said before anything runs."""
+    """Load the data and prepare the first round, and play nothing: problems are reported before anything runs."""
     run, problem = config.run, _problem(_Wanted(_key(config), config))
     method, settings, loss = algorithm_of(config), run.part(Settings), problem.loss
     Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1).close()
 
 
 def _check_same(path: Path, config: Config) -> None:
-    """Refuse a directory whose run has another configuration; what it names is compared and not run."""
+    """Refuse a directory whose run has a different configuration; code that it names is compared, not run."""
     there = read_config(path)
     if there is None:
         return
@@ -186,12 +186,12 @@ def _check_same(path: Path, config: Config) -> None:
             if f"{section}.{key}" in FREE or ours == theirs:
                 continue
             if (section, key) == ("algorithm", "sha256") and before.get("name") == now.get("name"):
-                raise UsageError(f"{path} is of another run: {now['name']} has changed since")
-            raise UsageError(f"{path} is of another run: {section}.{key} is {theirs!r} there, but {ours!r} here")
+                raise UsageError(f"{path} holds a different run: {now['name']} has changed since")
+            raise UsageError(f"{path} holds a different run: {section}.{key} is {theirs!r} there, but {ours!r} here")
 
 
 def _check_data(finished: Mapping[Path, Config]) -> None:
-    """Refuse finished runs that are of other data than these configurations would load."""
+    """Refuse finished runs whose data differs from what these configurations would load."""
     seen: dict[str, dict[str, str]] = {}
     unknown = 0
     for path, config in finished.items():
@@ -207,7 +207,7 @@ def _check_data(finished: Mapping[Path, Config]) -> None:
             seen[key] = data_fingerprint(_problem(_Wanted(_key(config), config)).federation)
         refuse_difference(path / FINGERPRINT, {name: there.get(name) for name in seen[key]}, seen[key])
     if unknown:
-        text = f"{unknown} finished runs have no {FINGERPRINT}, so that their data cannot be compared"
+        text = f"{unknown} finished runs have no {FINGERPRINT}, so their data cannot be compared"
         warnings.warn(text, RunWarning, stacklevel=3)
 
 
@@ -236,8 +236,8 @@ def _play(job: QueuedRun, config: Config, send: Send, stop: Stop) -> None:
     except (UsageError, WriteError) as problem:
         error = str(problem)
     except MemoryError:
-        error = "out of memory; take fewer clients, local steps, opening batches or a smaller batch_size"
-    except Exception as problem:  # of somebody's own algorithm, say: the other jobs go on
+        error = "out of memory; use fewer clients, local steps, opening batches or a smaller batch_size"
+    except Exception as problem:  # in a user's own algorithm, say: the other jobs continue
         error = f"{type(problem).__name__}: {problem}"
     send(Ended(error))
 

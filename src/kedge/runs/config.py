@@ -28,10 +28,10 @@ DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "ho
 """Keys of the section data that say how samples are divided; a data set without samples does not read them."""
 
 TEST_SAMPLES = 10_000
-"""How many make a test set large."""
+"""From how many samples on a test set counts as large."""
 
 EVALUATION_SHARE = 0.04
-"""Of the time, what evaluations may take by default."""
+"""The share of the time that evaluations may take by default."""
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def algorithm_of(config: Config) -> Algorithm[Any, Any]:
 
 
 def _check_source(name: str, recorded: str | None) -> None:
-    """Refuse an algorithm of one's own whose file is not the one that the configuration was written for."""
+    """Refuse a user's own algorithm whose file has changed since the configuration was written."""
     place = Place.parse(name)
     if recorded is not None and place is None:
         raise UsageError(f"algorithm.sha256 is set, but {name} is not a file")
@@ -223,7 +223,7 @@ class Problem:
 
 
 def problem_of(config: Config) -> Problem:
-    """Load the data, divide it and build the model, all by the run's seed."""
+    """Load the data, divide it and build the model, all from the run's seed."""
     data, options = config.data, config.model.model_dump(exclude={"name"}, exclude_none=True)
     make = DATASETS[data.dataset].make
     if make is not None:

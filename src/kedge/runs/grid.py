@@ -12,7 +12,7 @@ from kedge.errors import UsageError
 from kedge.runs.config import check_values, parse_value
 
 POINTS = 100_000
-"""The most points of a grid."""
+"""The most points a grid may have."""
 
 _FORM = "but must have the form key=value,value,... or key=low..high[:log], as in algorithm.eta=0.01,0.1"
 _RANGE = re.compile(r"[^/,\"'\[{]*\.\.[^/,]*")  # unlike ../a/path
@@ -31,7 +31,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from low to high: whole ones if both ends are written so."""
+    """All numbers from low to high: whole numbers if both ends are."""
 
     low: float
     high: float
@@ -59,9 +59,9 @@ def parse_grid(texts: Iterable[str]) -> dict[str, Axis]:
         if not (equals and section and dot and name):
             raise UsageError(f"--grid is {text!r}, {_FORM}")
         if key in axes:
-            raise UsageError(f"--grid names {key} twice, but all its values must stand together")
+            raise UsageError(f"--grid names {key} twice, but must list all its values together")
         if key == "run.seed":
-            raise UsageError("--grid names run.seed, but seeds are given by --seeds")
+            raise UsageError("--grid names run.seed, but --seeds sets the seeds")
         axes[key] = _axis(text, values)
     if not axes:
         raise UsageError("there is no --grid, but a sweep needs at least one, as in --grid algorithm.eta=0.01,0.1")
@@ -109,7 +109,7 @@ def _range(text: str, values: str) -> Range:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at the commas that stand in no brackets and no quotes."""
+    """Split at commas outside brackets and quotes."""
     open_: list[str] = []
     start, escaped = 0, False
     for place, letter in enumerate(text):
@@ -128,7 +128,7 @@ def _split(text: str) -> Iterator[str]:
 def extended(there: Mapping[str, Axis], here: Mapping[str, Axis]) -> dict[str, Axis]:
     """Return the grid with the values of both, numbers in their order; the keys must be the same."""
     if list(there) != list(here):
-        raise UsageError(f"--grid names {', '.join(here)}, but the sweep that is there is over {', '.join(there)}")
+        raise UsageError(f"--grid names {', '.join(here)}, but the existing sweep is over {', '.join(there)}")
     axes: dict[str, Axis] = {}
     for key, axis in here.items():
         before = there[key]
@@ -137,7 +137,7 @@ def extended(there: Mapping[str, Axis], here: Mapping[str, Axis]) -> dict[str, A
             numbers = all(isinstance(value, int | float) for value in values)
             axes[key] = Choices(tuple(sorted(values) if numbers and values != list(before.values) else values))
         elif axis != before:
-            raise UsageError(f"--grid has {key}={axis}, but the sweep that is there has {key}={before}")
+            raise UsageError(f"--grid has {key}={axis}, but the existing sweep has {key}={before}")
         else:
             axes[key] = axis
     return axes
@@ -174,7 +174,7 @@ def point_name(point: Point) -> str:
 
 
 def label(value: Any) -> str:
-    """Write a value as the command line would, so that it is read as the same."""
+    """Write a value as on the command line, so that it is read back unchanged."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -186,5 +186,5 @@ def label(value: Any) -> str:
 
 
 def short_label(value: Any) -> str:
-    """Write a value for people: of ``my_file.py:MyAlgorithm`` the class alone."""
+    """Write a value for people: only the class of ``my_file.py:MyAlgorithm``."""
     return label(value).rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""Points that optuna proposes, kept in a database of its own in the sweep's directory. Optuna is an extra."""
+"""Points that optuna proposes, kept in its own database in the sweep's directory. Optuna is an extra."""
 
 import importlib.util
 import math
@@ -13,13 +13,13 @@ FILE = "optuna.db"
 
 
 def require_optuna() -> None:
-    """Say what to do where it is missing."""
+    """Say what to do if it is missing."""
     if importlib.util.find_spec("optuna") is None:
-        raise UsageError("--search optuna needs optuna, which is not installed; `pip install 'kedge[optuna]'` does it")
+        raise UsageError("--search optuna needs optuna, which is not installed; run `pip install 'kedge[optuna]'`")
 
 
 class Study:
-    """What was tried, what came of it, and what to try next."""
+    """What was tried, how it went, and what to try next."""
 
     def __init__(self, path: Path, axes: Mapping[str, Axis], maximize: bool, seed: int) -> None:
         import optuna
@@ -31,7 +31,7 @@ class Study:
         self._study = optuna.create_study(
             storage=storage, study_name="kedge", direction="maximize" if maximize else "minimize", load_if_exists=True
         )
-        # The first proposals are random: those of a search that goes on must not be the first ones again.
+        # The first proposals are random: a resumed search must not repeat them.
         self._study.sampler = optuna.samplers.TPESampler(seed=seed + len(self._study.get_trials(deepcopy=False)))
         self._distributions = {key: _distribution(axis) for key, axis in axes.items()}
 
@@ -45,7 +45,7 @@ class Study:
         return {trial.number: self._point(trial.params) for trial in asked}
 
     def tell(self, number: int, value: float | None) -> None:
-        """Say what came of a proposal, once; None is a run that diverged, and counts as worst."""
+        """Report the result of a proposal, once; None is a run that diverged, and counts as worst."""
         self._study.tell(number, self._worst if value is None else value, skip_if_finished=True)
 
     def _point(self, params: Mapping[str, Any]) -> Point:

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own, which outlive neither a kill nor their parent.
+"""Jobs in separate processes, which end when killed or when their parent ends.
 
 A pool of `concurrent.futures` breaks when one of its processes is killed, by the system for lack of memory say; here
 only the job that ran in it is lost, and another process takes its place.
@@ -23,7 +23,7 @@ from kedge.runs.config import Config
 from kedge.runs.reader import Row
 
 PATIENCE = 0.1
-"""Seconds between two looks at whether to stop."""
+"""Seconds between two checks whether to stop."""
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
@@ -46,7 +46,7 @@ class Played(NamedTuple):
 
 
 class Warned(NamedTuple):
-    """A job has something to say."""
+    """A job has a message."""
 
     text: str
 
@@ -79,7 +79,7 @@ class _Worker:
 
     def begin(self, job: QueuedRun) -> None:
         self.job, self.problem = job, job.problem
-        with suppress(OSError):  # it has died, which `receive` finds out
+        with suppress(OSError):  # it has died, and `receive` finds out
             self.connection.send(job)
 
     def receive(self) -> Message:
@@ -113,7 +113,7 @@ def run_in_processes(
     stopping = False
 
     def go_on() -> bool:
-        """Give work to the idle and listen to the busy; False when nobody is busy."""
+        """Give work to idle processes and listen to busy ones; return False when none is busy."""
         for place in range(min(count, len(waiting) + len(workers)) if not stopping else 0):
             if place == len(workers):
                 workers.append(_Worker(play))
@@ -172,7 +172,7 @@ def _how(code: int | None) -> str:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Start a process that does not hear Ctrl-C, which a terminal sends to all: the parent passes it on."""
+    """Start a process that ignores Ctrl-C, which a terminal sends to all: the parent passes it on."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -184,7 +184,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _serve(play: Play, connection: "Connection[Message, QueuedRun | None]") -> None:
-    """Play one job after another until there is none; any message while one is played asks it to stop."""
+    """Play one job after another until there is none; any message while one is running asks it to stop."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()

@@ -1,6 +1,6 @@
-"""The settings of a run: four sections of a TOML file. Importing them loads no torch.
+"""The settings of a run: four sections of a TOML file. Importing them does not load torch.
 
-Names that tables elsewhere hold are repeated here, and a test compares them.
+Names from tables elsewhere are repeated here, and a test compares them.
 """
 
 from collections.abc import Mapping
@@ -75,13 +75,13 @@ class AlgorithmSettings(Section):
 
 
 class SimulationSettings(Settings):
-    """What `kedge.simulate` takes, besides the problem and the algorithm."""
+    """What `kedge.simulate` takes, in addition to the problem and the algorithm."""
 
     panel = "Run"
 
     rounds: int = setting(100, "R, the rounds.", at_least=1, free=True)
     eval_every: int | None = setting(
-        1, "Evaluate every so many rounds, and after the last one.",
+        1, "Rounds between evaluations; the last round is always evaluated.",
         at_least=1, configured=None, default_text="10 to 50 times a run, by cost",
     )  # fmt: skip
     eval_clients: bool = setting(False, "Evaluate on every client's own data too (mean and worst decile).")
@@ -91,7 +91,7 @@ class SimulationSettings(Settings):
         "convolutions, pooling and linear layers, module for any model.", free=True,
     )  # fmt: skip
     threads: int | None = setting(
-        None, "Clients to run at once in a process. No result depends on it. A model of more than 4 million parameters "
+        None, "Clients to run at once in a process. Changes no result. A model with more than 4 million parameters "
         "runs one client at a time on all of torch's threads instead.",
         at_least=1, at_most=PROCESSES, default_text="one per core", free=True,
     )  # fmt: skip
@@ -100,19 +100,17 @@ class SimulationSettings(Settings):
         "depends on it.", check=byte_size, free=True,
     )  # fmt: skip
     checkpoint_every: int | str | None = setting(
-        None, "Rounds between checkpoints, or '30s' for seconds; 0 is only at the end or when stopped, 'never' not "
+        None, "Rounds between checkpoints, or '30s' for seconds; 0 means only at the end or when stopped, 'never' not "
         "even then.", check=lambda _, value: Interval.of(value), default_text="at most 2 % of the time", free=True,
     )  # fmt: skip
 
 
 class RunSettings(SimulationSettings):
-    """How a configuration is run."""
+    """How to run a configuration."""
 
-    workers: int = setting(
-        1, "Processes, of which each has its share of the clients.", at_least=1, at_most=PROCESSES, free=True
-    )
+    workers: int = setting(1, "Processes; each has its share of the clients.", at_least=1, at_most=PROCESSES, free=True)
     stall_timeout: float = setting(
-        300.0, "Seconds until a process that does not answer counts as lost.", above=0, free=True
+        300.0, "Seconds of silence after which a process counts as lost.", above=0, free=True
     )
 
 

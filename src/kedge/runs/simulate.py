@@ -1,4 +1,4 @@
-"""`simulate`: run one algorithm on one federation, evaluate it, and keep what happened."""
+"""`simulate`: run one algorithm on one federation, evaluate it, and record what happens."""
 
 import math
 import os
@@ -31,12 +31,12 @@ from kedge.simulator.ranks import current_processes
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves."""
+    """The result of a run."""
 
     model: nn.Module
     """The final model: an independent copy of yours with the trained parameters, in evaluation mode."""
     history: list[Row]
-    """A row per evaluated round; `round` counts finished rounds, bytes, gradients and seconds are totals."""
+    """One row per evaluated round; `round` counts finished rounds; bytes, gradients and seconds are totals."""
     cohorts: Sequence[list[int]]
     """The clients of every round, in the order in which they were drawn."""
     server: dict[str, Tensor]
@@ -84,8 +84,8 @@ def simulate(
         algorithm: for example ``kedge.ScaffoldM(eta=0.1)``.
         loss: ``loss(output, y)``, a mean over the samples; cross-entropy if None.
         out: a new directory for metrics, checkpoints, model and summary.
-        resume: go on from the last checkpoint in ``out``, if there is one. The result is that of an uninterrupted run.
-        callbacks: objects with some of the methods on_start, on_evaluate, on_round and on_end, which see the live run
+        resume: continue from the last checkpoint in ``out``, if any. The result is that of an uninterrupted run.
+        callbacks: objects with any of the methods on_start, on_evaluate, on_round and on_end, which see the live run
             (`kedge.LiveRun`), may add columns to its rows, ask its clients, and stop it.
         {settings}
     """
@@ -95,11 +95,11 @@ def simulate(
     )  # fmt: skip
     interval = Interval.of(chosen.checkpoint_every)
     if resume and out is None:
-        raise UsageError("resume is True, but out names no directory to go on from")
+        raise UsageError("resume is True, but out names no directory to resume from")
     if not current_processes().leads:
         out = None  # the first process keeps the directory
     directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
-    # Taken before anything is computed, and until the end: nobody else can mean the same directory.
+    # Locked before anything is computed, until the end: nobody else can use the same directory.
     with nullcontext() if directory is None else directory.opened():
         run = Simulation(
             model, federation, algorithm, chosen.part(Settings), loss or cross_entropy,
@@ -110,7 +110,7 @@ def simulate(
         record = Recording(run, federation, directory, interval)
 
         def facts() -> dict[str, Any]:
-            # An engine or a version of its own changes the last bits, and every process folds the replies itself.
+            # A different engine or version changes the last bits, and every process folds the replies itself.
             here = environment() | run.computes_with() | {"rounds": rounds, "resume": resume}
             return fingerprint(run, federation) | here
 
@@ -122,7 +122,7 @@ def simulate(
         live, told = LiveRun(run, rounds, record.history), Callbacks(callbacks)
 
         def evaluated(before: Tensor) -> bool:
-            """Evaluate, tell the callbacks and keep the row; return whether everything is finite."""
+            """Evaluate, notify the callbacks and keep the row; return whether everything is finite."""
             row: Row = {}
             if run.processes.leads:
                 row = _measure(run, before, chosen.eval_clients) | {"seconds": record.seconds()}
@@ -133,7 +133,7 @@ def simulate(
                 record.add(row)
             return True
 
-        # The model's own random numbers are keyed; whatever the caller draws elsewhere stays as it was.
+        # The model's own random numbers are keyed; the caller's random state is left as it was.
         with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
             told.tell("on_start", live)
             for done in range(run.round + 1, rounds + 1):
@@ -156,7 +156,7 @@ def simulate(
                     told.tell("on_end", live)
                     return result()
             last = record.history[-1]["round"] if record.history else 0
-            if run.processes.agree(run.processes.leads and last < rounds)[0]:  # it was stopped here by other settings
+            if run.processes.agree(run.processes.leads and last < rounds)[0]:  # other settings stopped it here
                 evaluated(run.moment.state.x)
             final = result()
             record.finish(final.model)

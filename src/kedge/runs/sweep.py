@@ -24,12 +24,12 @@ from kedge.runs.optuna_search import Study, require_optuna
 from kedge.runs.reader import read_toml
 
 METRICS = {"test_accuracy": True, "test_loss": False}
-"""What a sweep may look for, and whether more is better."""
+"""The metrics of a sweep, and whether higher is better."""
 
 FILE = "sweep.toml"
 
 RUNS = 100_000
-"""The most runs of a sweep."""
+"""The most runs a sweep may have."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class SweepPlan:
     seeds: int = 3
     metric: str = "test_accuracy"
     halving: int | None = None
-    """After each rung, one of so many points goes on, with so many times the rounds."""
+    """After each rung, one in so many points continues, with so many times the rounds."""
     trials: int | None = None
-    """How many points optuna is to try."""
+    """How many points optuna tries."""
 
     def config(self, point: Point, seed: int = 0, rounds: int | None = None) -> Config:
         """Return the checked configuration of a run: ``seed`` counts from that of the base."""
@@ -74,7 +74,7 @@ class SweepPlan:
 
 
 def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration that holds from any directory."""
+    """Return the configuration with absolute paths."""
     places: dict[str, Callable[[str], str]] = {
         "algorithm.name": absolute_place, "data.data_dir": lambda path: str(Path(path).absolute()),
     }  # fmt: skip
@@ -88,7 +88,7 @@ def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute_axes(axes: Mapping[str, Axis]) -> dict[str, Axis]:
-    """Return a grid that holds from any directory."""
+    """Return the grid with absolute paths."""
 
     def placed(key: str, axis: Axis) -> Axis:
         if key != "algorithm.name" or not isinstance(axis, Choices):
@@ -115,7 +115,7 @@ def read_plan(path: Path) -> SweepPlan:
     file = path / FILE
     sections = read_toml(file)
     if sections is None:
-        raise UsageError(f"{path} has no {FILE}, so it is not the directory of a `kedge sweep`")
+        raise UsageError(f"{path} has no {FILE}, so it is not a directory of `kedge sweep`")
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise UsageError(f"{file} cannot be read: {name} is {shown(section)}, but must be a section")
@@ -138,7 +138,7 @@ def write_plan(path: Path, plan: SweepPlan) -> None:
 
 
 def joined(there: SweepPlan, here: SweepPlan) -> SweepPlan:
-    """Return the sweep that goes on with ``there``: it may have more values, seeds and trials, nothing else."""
+    """Return the sweep that continues ``there``: it may add values, seeds and trials, nothing else."""
     for section in dict.fromkeys([*there.base, *here.base]):
         before, now = there.base.get(section, {}), here.base.get(section, {})
         for key in dict.fromkeys([*before, *now]):
@@ -148,13 +148,13 @@ def joined(there: SweepPlan, here: SweepPlan) -> SweepPlan:
         if getattr(there, name) != getattr(here, name):
             _refuse(name, getattr(there, name), getattr(here, name))
     if (there.trials is None) != (here.trials is None):
-        raise UsageError("a sweep of a grid does not go on as a search by optuna, nor the other way round")
+        raise UsageError("a sweep of a grid cannot continue as a search by optuna, nor the other way round")
     axes = extended(there.axes, here.axes)
     seeds = max(there.seeds, here.seeds)
     if here.halving is not None and (axes != there.axes or seeds != there.seeds):
-        raise UsageError("the sweep that is there has another grid or number of seeds, and halving cannot be extended")
+        raise UsageError("the existing sweep has a different grid or number of seeds, and halving cannot be extended")
     if here.trials is not None and (axes != there.axes or seeds != there.seeds):
-        raise UsageError("the search that is there has another grid or number of seeds; only trials can be added to it")
+        raise UsageError("the existing search has a different grid or number of seeds; only trials can be added")
     trials = None if there.trials is None or here.trials is None else max(there.trials, here.trials)
     return SweepPlan(here.base, axes, seeds, here.metric, here.halving, trials)
 
@@ -163,18 +163,18 @@ def _refuse(name: str, there: Any, here: Any) -> None:
     def said(value: Any) -> str:
         return "not set" if value is None else repr(value)
 
-    raise UsageError(f"the sweep that is there is another one: {name} is {said(there)} there, but {said(here)} here")
+    raise UsageError(f"the existing sweep is different: {name} is {said(there)} there, but {said(here)} here")
 
 
 @dataclass
 class Standing:
-    """How a point stands."""
+    """The standing of a point."""
 
     name: str
     point: Point
     seeds: int
     rounds: int = 0
-    """How far its runs go, or went if it was stopped."""
+    """How far its runs go, or went before it was stopped."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     """By seed, of the runs that have ended."""
     stopped: bool = False
@@ -202,7 +202,7 @@ class Standing:
         return "finished" if len(self.outcomes) == self.seeds else "running" if self.outcomes else "waiting"
 
     def values(self, metric: str) -> list[float]:
-        """Return the metric at the end of every run that came to its end."""
+        """Return the final metric of every finished run."""
         rows = [outcome.last for outcome in self.outcomes.values() if outcome.last is not None]
         return [row[metric] for row in rows if metric in row]
 
@@ -238,7 +238,7 @@ def rungs(count: int, rounds: int, factor: int) -> list[tuple[int, int]]:
 
 
 class Sweep:
-    """A sweep while it goes."""
+    """A sweep in progress."""
 
     def __init__(
         self,
@@ -275,27 +275,25 @@ class Sweep:
                 self.total = sum(steps) * plan.seeds
 
     def _rehearse(self, points: Iterable[Point]) -> int:
-        """Find what is wrong with any point; return the rounds of the last."""
+        """Refuse any invalid point; return the rounds of the last."""
         rounds = 0
         for point in points:
             config = self.plan.config(point)
             if DATASETS[config.data.dataset].classes is None and self.plan.metric == "test_accuracy":
-                raise UsageError(
-                    f"metric is test_accuracy, but {config.data.dataset} has none; test_loss is what it has"
-                )
+                raise UsageError(f"metric is test_accuracy, but {config.data.dataset} has no accuracy; use test_loss")
             rehearse(config)
             rounds = config.run.rounds
         return rounds
 
     def add(self, name: str, point: Point) -> Standing:
-        """Enter a point."""
+        """Add a point."""
         if name in self.standings:
             raise UsageError(f"two points of the grid would both be called {name}; write their values differently")
         self.standings[name] = Standing(name, point, self.plan.seeds)
         return self.standings[name]
 
     def run(self) -> bool:
-        """Go on until all is done; False if it was stopped. Whoever calls this holds the directory."""
+        """Run until everything is done; return False if it was stopped. The caller holds the directory."""
         refuse_link(self.path / "runs")
         write_plan(self.path, self.plan)
         if self.plan.trials is not None:
@@ -337,7 +335,7 @@ class Sweep:
                 name = f"{standing.name}-seed{config.run.seed}"
                 jobs[name] = config
                 self._jobs[name] = standing, config.run.seed
-                if config.run.rounds > standing.rounds:  # what it came to in an earlier rung no longer counts
+                if config.run.rounds > standing.rounds:  # its outcome in an earlier rung no longer counts
                     standing.rounds, standing.outcomes = config.run.rounds, {}
         return len(run_batch(jobs, self.path / "runs", self.processes, self._follow, self._stop)) == len(jobs)
 
