@@ -30,7 +30,7 @@ from kedge.problem.datasets.cifar import read_binary, read_pickled
 from kedge.problem.datasets.mnist import read_idx
 from kedge.runs.config import check, load_toml, resolved
 from kedge.runs.grid import Choices, parse_grid, point_name
-from kedge.runs.sweep import Plan, read_plan
+from kedge.runs.sweep import SweepPlan, read_plan
 from tests import forge
 
 PATIENCE = 5
@@ -123,7 +123,7 @@ def _options(dice: random.Random, folder: Path) -> bool:
 
 def _grid(dice: random.Random, folder: Path) -> bool:
     axes = parse_grid(forge.grid(dice))
-    plan = Plan({}, axes)
+    plan = SweepPlan({}, axes)
     for key, axis in axes.items():
         assert repr(parse_grid([f"{key}={axis}"])) == repr({key: axis}), "what is written is read"
     plan.check()

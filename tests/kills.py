@@ -18,7 +18,8 @@ from tests.broken import LONGER, Fault, Left, command, finish, progress
 
 
 def _child(arguments: list[str]) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # this may run under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started this may ignore them, as nohup does
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(quiet, stream)
