@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=60, help="how often SIGKILL must strike, over all algorithms")
     parser.add_argument("--signals", type=int, default=10, help="how often SIGTERM, SIGHUP and Ctrl-C must, each")
     parser.add_argument("--algorithms", default=",".join(STATEFUL), help="to kill; by default all with client state")
-    parser.add_argument("--out", type=Path, help="a JSON file for the kills done so far, to go on with another time")
+    parser.add_argument("--out", type=Path, help="a JSON file for the kills done so far, to continue another time")
     parser.add_argument("--short", action="store_true", help="every failing call only once, and mount no disk")
     parser.add_argument("--only-kills", action="store_true", help="nothing but SIGKILL")
     parser.add_argument("--seed", type=int, default=0)

@@ -74,7 +74,7 @@ class Kills:
 
     The n-th signal of an algorithm comes in the n-th of as many equal parts of the time, in random order: so they are
     spread evenly over algorithms and moments, whatever the clock does. ``table`` keeps what was done, after every run
-    that was compared: the same command goes on from there.
+    that was compared: the same command continues from there.
     """
 
     def __init__(self, work: Path, count: int, algorithms: list[str], number: int, codes: set[int], seed: int) -> None:
