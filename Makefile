@@ -3,17 +3,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: help setup demo test check unit docs clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## make the virtual environment and install kedge with the tested versions
+setup: $(TOOLS)  ## make the virtual environment and install kedge, all extras and the tools, in the tested versions
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) .
+	@touch $@
+
+$(TOOLS): $(READY)
+	$(PIP) '.[dev]'
 	@touch $@
 
 demo: $(READY)  ## compare six algorithms on built-in data: a table, a figure, less than a minute
@@ -21,15 +27,15 @@ demo: $(READY)  ## compare six algorithms on built-in data: a table, a figure, l
 
 test: check unit  ## all checks: style, types, tests
 
-check: $(READY)  ## style and types
+check: $(TOOLS)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: $(READY)  ## the tests, with branch coverage
+unit: $(TOOLS)  ## the tests, with branch coverage
 	$(BIN)/python -m pytest --numprocesses auto --cov=kedge --cov-report=term:skip-covered
 
-docs: $(READY)  ## rewrite the generated parts of the documents
+docs: $(TOOLS)  ## rewrite the generated parts of the documents
 	$(BIN)/python -m docs.tables.algorithms docs/algorithms.md
 	$(BIN)/python -m docs.tables.settings docs/settings.md
 	$(BIN)/python -m docs.tables.reproduction README.md docs/reproduce.md

@@ -59,8 +59,8 @@ def play(workload: str, rounds: int, threads: int) -> dict[str, float]:
 
 def sums() -> dict[int, float]:
     """Return the seconds of the collective for each size of model."""
+    from kedge.shards import within
     from kedge.simulator.ranks import current_processes
-    from kedge.simulator.shards import within
 
     ranks, found = current_processes(), {}
     for size in SIZES:

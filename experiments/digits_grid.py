@@ -1,112 +1,109 @@
 """Find eta and beta of every algorithm for the default problem of `kedge compare`, and write them into the package.
 
-    python experiments/digits_grid.py [--algorithms fedavg,scaffold-m] [--jobs 2]
+    python experiments/digits_grid.py [--algorithms fedavg,scaffold-m] [--jobs 2] [--runs DIR]
 
-The problem is that of `kedge compare` (digits, 40 clients, Dirichlet 0.1, 4 a round, K = 16, minibatches of 16, 100
-rounds), but for other seeds: 100, 101 and 102, so other partitions, initial models, cohorts and minibatches. A fifth of
-the training samples is held out and decides; the test set is not looked at. The grid is the paper's with larger steps
-added: eta in {0.005, 0.01, 0.05, 0.1, 0.5, 1, 2}, beta in {0.1, 0.2, 0.5, 0.8} where the algorithm has it. The pair
-with the highest mean held-out accuracy after the last round wins; at a tie (digits_grid.csv has four digits) the lower
-held-out loss. A run that diverges counts as accuracy 0.
+The problem is that of `kedge compare` (digits, 40 clients, Dirichlet 0.1, 4 per round, K = 16, minibatches of 16, 100
+rounds), but with other seeds: 100, 101 and 102, so other partitions, initial models, cohorts and minibatches. A fifth
+of the training samples is held out and decides; the test set is not looked at. Every algorithm starts from the same
+grid, as in `kedge sweep`: eta in {0.005, 0.01, 0.05, 0.1, 0.5, 1, 2}, beta in {0.1, 0.2, 0.5, 0.8} where it has one.
+The grid grows past an edge on which the best point lies, up to three times. The point with the highest mean held-out
+accuracy after the last round wins; at a tie (digits_grid.csv has four digits) the lower held-out loss. The runs are
+kept in DIR, and the same command continues what was stopped.
 """
 
 import argparse
 import csv
-import itertools
-import math
-import statistics
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
-import torch
-
-import kedge
-from kedge.problem import Federation
-from kedge.runs.config import Config, problem_of
+from kedge import ALGORITHMS
+from kedge.runs.batch import run_batch
 from kedge.runs.directory import to_toml
+from kedge.runs.grid import Point, parse_grid, point_name, points
+from kedge.runs.search import Rule, Searched, Standing, ends, search
+from kedge.runs.sweep import SweepPlan
 
-ETAS = [0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0]
-BETAS = [0.1, 0.2, 0.5, 0.8]
-SEEDS = [100, 101, 102]
+ETAS = "algorithm.eta=0.005,0.01,0.05,0.1,0.5,1.0,2.0"
+BETAS = "algorithm.beta=0.1,0.2,0.5,0.8"
+FIRST_SEED, SEEDS = 100, 3
+RULE = Rule("test_accuracy", extend=3)
 HERE = Path(__file__).parent
+TABLE = HERE / "digits_grid.csv"
 TUNED = HERE.parent / "src" / "kedge" / "cli" / "tuned.toml"
 
 
-def held_out(federation: Federation, seed: int) -> Federation:
-    """Divide every client's samples: four fifths to train on, and the rest of all clients to decide by."""
-    rng = np.random.default_rng(seed)
-    kept, out = [], []
-    for index in federation.indices:
-        order = torch.from_numpy(rng.permutation(index.numpy()))
-        cut = max(1, len(order) // 5)
-        out.append(order[:cut])
-        kept.append(order[cut:])
-    outside = torch.cat(out)
-    test = (federation.features[outside], federation.labels[outside])
-    return Federation.from_indices(federation.features, federation.labels, kept, test)
-
-
-def score(job: tuple[str, dict[str, float]]) -> tuple[float, float]:
-    """Return the mean held-out accuracy and loss of one setting."""
-    name, hyper = job
-    torch.set_num_threads(1)
-    rows = []
-    for seed in SEEDS:
-        problem = problem_of(Config.model_validate({"run": {"seed": seed}}))
-        federation = held_out(problem.federation, seed)
-        try:
-            result = kedge.simulate(
-                problem.model, federation, kedge.ALGORITHMS[name](**hyper), rounds=100, cohort=4, local_steps=16,
-                batch_size=16, seed=seed, eval_every=100,
-            )  # fmt: skip
-            rows.append(result.history[-1])
-        except kedge.DivergedError:
-            rows.append({"test_accuracy": 0.0, "test_loss": math.inf})
-    return statistics.fmean(r["test_accuracy"] for r in rows), statistics.fmean(r["test_loss"] for r in rows)
+def sweep_of(name: str) -> SweepPlan:
+    """Return the sweep of an algorithm."""
+    texts = [ETAS, BETAS] if "beta" in {field.name for field in fields(ALGORITHMS[name])} else [ETAS]
+    base = {"algorithm": {"name": name}, "data": {"holdout": 0.2}, "run": {"seed": FIRST_SEED, "eval_every": 100}}
+    return SweepPlan(base, parse_grid(texts), SEEDS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    partial = [name for name, kind in kedge.ALGORITHMS.items() if not kind.full_participation]
+    partial = [name for name, kind in ALGORITHMS.items() if not kind.full_participation]
     parser.add_argument("--algorithms", default=",".join(partial))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "digits-grid")
     arguments = parser.parse_args()
-    table = HERE / "digits_grid.csv"
-    done: dict[tuple[str, str, str], tuple[float, float]] = {}
-    if table.exists():
-        with table.open() as file:
-            for row in csv.DictReader(file):
-                key = (row["algorithm"], row["eta"], row["beta"])
-                done[key] = (float(row["accuracy"]), float(row["loss"]))
-    jobs = []
-    for name in arguments.algorithms.split(","):
-        has_beta = any(f.name == "beta" for f in fields(kedge.ALGORITHMS[name]))
-        for eta, beta in itertools.product(ETAS, BETAS if has_beta else [None]):
-            if (name, str(eta), str(beta or "")) not in done:
-                jobs.append((name, {"eta": eta} | ({"beta": beta} if beta else {})))
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        for (name, hyper), result in zip(jobs, pool.map(score, jobs), strict=True):
-            done[name, str(hyper["eta"]), str(hyper.get("beta", ""))] = result
-            print(name, hyper, f"accuracy {result[0]:.4f}, loss {result[1]:.4f}", flush=True)
-            write(table, done)
-    TUNED.write_text("# Written by experiments/digits_grid.py, which says how.\n" + to_toml(best(done)))
+    plans = {name: sweep_of(name) for name in arguments.algorithms.split(",")}
+
+    def play(title: str, wave: Mapping[str, list[Point]]) -> dict[str, list[Standing]]:
+        found: dict[str, list[Standing]] = {}
+        for name, grid in wave.items():
+            print(f"{name}, {title}: {len(grid)} points", flush=True)
+            configs = {point_name(point): [plans[name].config(point, seed) for seed in range(SEEDS)] for point in grid}
+            jobs = {f"{point}-seed{each.run.seed}": each for point, own in configs.items() for each in own}
+            ended = run_batch(jobs, arguments.runs / name, arguments.jobs)
+            found[name] = [
+                Standing(point_name(point), point, SEEDS, runs={
+                    each.run.seed: ended[f"{point_name(point)}-seed{each.run.seed}"]
+                    for each in configs[point_name(point)]
+                })
+                for point in grid
+            ]  # fmt: skip
+        return found
+
+    for name, plan in plans.items():
+        found = search({name: points(plan.axes)}, RULE, play)[name]
+        write(name, found)
 
 
-def write(table: Path, done: dict[tuple[str, str, str], tuple[float, float]]) -> None:
-    with table.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["algorithm", "eta", "beta", "accuracy", "loss"])
-        writer.writerows([*key, f"{accuracy:.4f}", f"{loss:.4f}"] for key, (accuracy, loss) in done.items())
+def write(name: str, found: Searched) -> None:
+    """Put an algorithm's points into the table, and the best into the package."""
+    rows = [row for row in read(TABLE) if row["algorithm"] != name]
+    for standing in found.tried:
+        scores = [ends(run) for run in standing.runs.values()]
+        accuracy, loss = (sum(score[place] for score in scores) / SEEDS for place in (0, 1))
+        rows.append({
+            "algorithm": name, "eta": str(standing.point["algorithm.eta"]),
+            "beta": str(standing.point.get("algorithm.beta", "")), "accuracy": f"{accuracy:.4f}", "loss": f"{loss:.4f}",
+        })  # fmt: skip
+    order = list(ALGORITHMS)
+    rows.sort(key=lambda row: (order.index(row["algorithm"]), float(row["eta"]), float(row["beta"] or 0)))
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["algorithm", "eta", "beta", "accuracy", "loss"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    TUNED.write_text("# Written by experiments/digits_grid.py, which says how.\n" + to_toml(best(rows)))
 
 
-def best(done: dict[tuple[str, str, str], tuple[float, float]]) -> dict[str, dict[str, float]]:
+def read(table: Path) -> list[dict[str, str]]:
+    """Return the rows of the table."""
+    if not table.exists():
+        return []
+    with table.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def best(rows: list[dict[str, str]]) -> dict[str, dict[str, float]]:
+    """Return the best point of every algorithm in the table."""
     chosen: dict[str, dict[str, float]] = {}
-    for name in dict.fromkeys(key[0] for key in done):
-        rows = [(key, result) for key, result in done.items() if key[0] == name]
-        (_, eta, beta), _ = max(rows, key=lambda row: (round(row[1][0], 4), -row[1][1]))
-        chosen[name] = {"eta": float(eta)} | ({"beta": float(beta)} if beta else {})
+    for name in dict.fromkeys(row["algorithm"] for row in rows):
+        own = [row for row in rows if row["algorithm"] == name]
+        top = max(own, key=lambda row: (float(row["accuracy"]), -float(row["loss"])))
+        chosen[name] = {key: float(top[key]) for key in ("eta", "beta") if top[key]}
     return chosen
 
 

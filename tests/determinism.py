@@ -131,6 +131,7 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2,3,4,5,6,7,8")
     parser.add_argument("--openmp", default="1,2,4", help="values of OMP_NUM_THREADS")
     parser.add_argument("--ranks", default="1,2,3,4")
+    parser.add_argument("--state", type=Path, help="a file that keeps what was found; the same command continues")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     threads, openmp, ranks = (
@@ -139,12 +140,24 @@ def main() -> int:
     if options.work is not None:
         work(options.models, threads, options.work)
         return 0
-    whole = {key.rpartition(" ")[0]: digest for key, digest in group(options.models, [1], 1, 1).items()}
+    known: dict[str, dict[str, str]] = {}
+    if options.state is not None and options.state.exists():
+        known = json.loads(options.state.read_text())
+
+    def digests(threads: list[int], omp: int, count: int) -> dict[str, str]:
+        key = f"{options.models} models, {threads} threads, OMP {omp}, {count} ranks"
+        if key not in known:
+            known[key] = group(options.models, threads, omp, count)
+            if options.state is not None:
+                options.state.write_text(json.dumps(known))
+        return known[key]
+
+    whole = {key.rpartition(" ")[0]: digest for key, digest in digests([1], 1, 1).items()}
     print("| OMP_NUM_THREADS | ranks | threads | models | engines x dtypes | runs | other bits |")
     print("|---|---|---|---|---|---|---|", flush=True)
     different = []
     for omp, count in itertools.product(openmp, ranks):
-        found = group(options.models, threads, omp, count)
+        found = digests(threads, omp, count)
         bad = [key for key, digest in found.items() if digest != whole[key.rpartition(" ")[0]]]
         different += [f"OMP {omp}, {count} ranks: model, engine, dtype, threads {key}" for key in bad]
         kinds = len(ENGINES) * len(DTYPES)

@@ -1,13 +1,15 @@
 """Feed all that kedge reads with what nobody meant: no traceback, no hang, nothing written elsewhere, no code run.
 
-`python -m tests.fuzz` is the long form, 100,000 inputs in some tens of minutes; the test suite runs a short one. An
-input is its target, its number and the seed: `--only manifest --first 123 --inputs 1` repeats one.
+`python -m tests.fuzz` is the long form: 100,000 inputs. The test suite runs a short one. An input is its target, its
+number and the seed: `--only manifest --first 123 --inputs 1` repeats one. `--state FILE` continues a fuzz that was
+stopped.
 """
 
 import argparse
 import builtins
 import contextlib
 import io
+import json
 import os
 import random
 import re
@@ -18,7 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,9 @@ from tests import forge
 
 PATIENCE = 5
 """Seconds of computing that an input may take."""
+
+SAVED = 200
+"""After so many inputs the state is saved."""
 
 Feed = Callable[[random.Random, Path], bool]
 """Feeds one input, made by these dice, within this folder; returns whether it was taken."""
@@ -301,9 +306,12 @@ def _patience() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def fuzz(names: list[str], inputs: int, seconds: float, seed: int, first: int = 0) -> dict[str, Score]:
+def fuzz(
+    names: list[str], inputs: int, seconds: float, seed: int, first: int = 0, state: Path | None = None
+) -> dict[str, Score]:
     """Feed the targets in turn, each by its share, until all inputs are used or the time is."""
-    scores = {name: Score() for name in names}
+    known = json.loads(state.read_text()) if state is not None and state.exists() else {}
+    scores = {name: Score(**known.get(name, {})) for name in names}
     turns = [name for name in names for _ in range(TARGETS[name].share)]
     # Of the share of a target, equal parts come between those of the others.
     turns.sort(key=lambda name: (names.index(name) + 1) * 0.618 % 1)
@@ -315,9 +323,11 @@ def fuzz(names: list[str], inputs: int, seconds: float, seed: int, first: int = 
         (folder / "cwd").mkdir()
         os.chdir(folder / "cwd")
         try:
-            for number in range(inputs):
+            for number in range(sum(score.inputs for score in scores.values()), inputs):
                 if time.monotonic() > end:
                     break
+                if state is not None and number % SAVED == 0:
+                    _save(state, scores)
                 target = turns[number % len(turns)]
                 feed(target, first + scores[target].inputs, seed, folder, scores[target])
                 if left := list((folder / "cwd").iterdir()):
@@ -328,7 +338,15 @@ def fuzz(names: list[str], inputs: int, seconds: float, seed: int, first: int = 
                     os.chdir(folder / "cwd")
         finally:
             os.chdir(here)
+    if state is not None:
+        _save(state, scores)
     return scores
+
+
+def _save(state: Path, scores: dict[str, Score]) -> None:
+    part = state.with_name(state.name + ".part")
+    part.write_text(json.dumps({name: asdict(score) for name, score in scores.items()}))
+    part.replace(state)
 
 
 def main() -> int:
@@ -339,9 +357,11 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(TARGETS), help=f"of {', '.join(TARGETS)}")
     parser.add_argument("--first", type=int, default=0, help="the number of the first input of each target")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--state", type=Path, help="a file that keeps the scores; the same command continues from it")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    scores = fuzz(options.only.split(","), options.inputs, options.seconds, options.seed, options.first)
+    state = None if options.state is None else options.state.absolute()
+    scores = fuzz(options.only.split(","), options.inputs, options.seconds, options.seed, options.first, state)
     print("| target | inputs | refused | slowest, s | tracebacks | hangs | written or run elsewhere |")
     print("|---|---|---|---|---|---|---|")
     for name, score in scores.items():

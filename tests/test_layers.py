@@ -11,6 +11,7 @@ ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed"}
 CORE = SMALL | {
     "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
+    "shards",
 }  # fmt: skip
 ALLOWED = {
     "errors": set(),
@@ -22,11 +23,25 @@ ALLOWED = {
     "algorithms": CORE | {"own_code"},
     "client": CORE,
     "simulator": CORE | {"client", "files", "problem"},
-    "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms"},
-    "report": CORE | {"files", "algorithms", "runs"},
+    "flower": CORE | {"algorithms", "client", "files", "own_code", "runs"},
+    "theory": CORE | {"algorithms", "client", "problem", "simulator"},
+    "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms", "theory"},
+    "report": CORE | {"files", "algorithms", "runs", "theory"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
-    "cli": CORE | {"files", "own_code", "problem", "simulator", "algorithms", "runs", "report", "reproduce"},
+    "cli": CORE
+    | {
+        "files",
+        "flower",
+        "own_code",
+        "problem",
+        "simulator",
+        "algorithms",
+        "runs",
+        "report",
+        "reproduce",
+        "theory",
+    },
 } | {name: CORE - {name} for name in CORE - SMALL}
 
 

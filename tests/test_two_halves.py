@@ -50,7 +50,7 @@ def test_clients_in_processes_of_their_own_and_a_server_give_what_simulate_gives
             pipes[client].send((question.round, question.number, question.down, question.buffers))
         replies = [pipes[client].recv() for client in clients]
         sums = [rounds.summands(question, reply, 1.0) for reply in replies]
-        return Total([torch.stack(values).sum(0) for values in zip(*sums, strict=True)], len(clients))
+        return Total([torch.stack(values).sum(0) for values in zip(*sums, strict=True)], clients)
 
     moment = rounds.begin(torch.cat([p.detach().reshape(-1) for p in model().parameters()]), torch.zeros(0))
     for _ in range(4):

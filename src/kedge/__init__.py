@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+    from kedge import theory
     from kedge.algorithm import Algorithm, SingleExchange, hyper
     from kedge.algorithms import (
         ALGORITHMS,
@@ -78,6 +79,9 @@ _HOMES = (
 )
 """The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
+
+_ROOMS = ("theory",)
+"""Packages that are used by their own name, as in kedge.theory.measure."""
 
 __all__ = [
     "ALGORITHMS",
@@ -145,6 +149,7 @@ __all__ = [
     "read_run",
     "read_runs",
     "simulate",
+    "theory",
 ]
 
 
@@ -153,6 +158,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         found: Any = version("kedge")
+    elif name in _ROOMS:
+        found = import_module(f"kedge.{name}")
     elif name in __all__:
         homes = (import_module(f"kedge.{home}") for home in _HOMES)
         found = next(getattr(home, name) for home in homes if hasattr(home, name))

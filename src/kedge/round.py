@@ -201,15 +201,20 @@ class Moment(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The sum of the replies that were heard, as `Rounds.summands` gives them, and their number."""
+    """The sum of the replies that were heard, as `Rounds.summands` gives them, and who sent them."""
 
     values: Sequence[Tensor]
-    replies: int
+    heard: Sequence[int]
+
+    @property
+    def replies(self) -> int:
+        """Return how many there are."""
+        return len(self.heard)
 
 
 Gather = Callable[[Question, list[int]], Total]
-"""gather(question, clients): ask these clients, in rising order, and return the sum of their replies. It commits their
-proposed states or arranges for it."""
+"""gather(question, clients): ask these clients, in rising order, and return the sum of the replies that it heard, at
+least one. It commits their proposed states or arranges for it."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +224,7 @@ class Rounds:
     algorithm: AnyAlgorithm
     settings: Settings
     sizes: NDArray[np.int64]  # each client's number of samples
+    forms: bool = True  # whether a client that hears every round forms itself what follows from earlier messages
 
     @cached_property
     def _samples(self) -> int:
@@ -236,7 +242,7 @@ class Rounds:
     @cached_property
     def _formed(self) -> frozenset[tuple[int, str]]:
         """What clients of every round form from the message before; not with lost replies, when rounds differ."""
-        everyone = self.settings.cohort in (None, len(self.sizes))
+        everyone = self.forms and self.settings.cohort in (None, len(self.sizes))
         return formed(self.algorithm) if everyone and not self.settings.lost_replies else frozenset()
 
     def form(self, exchange: AnyExchange) -> Form:
@@ -257,18 +263,27 @@ class Rounds:
     def play(self, moment: Moment, gather: Gather) -> Moment:
         """Play the next round; before the first one, the opening. If gathering fails, ``moment`` is still valid."""
         if moment.round == 0:
-            moment = self._played(moment, self.algorithm.opening(), OPENING, range(len(self.sizes)), gather)
+            moment = self.open(moment, gather)
+        return self.advance(moment, gather, self.cohort(moment.round))
+
+    def open(self, moment: Moment, gather: Gather) -> Moment:
+        """Play the exchanges before the first round."""
+        return self._played(moment, self.algorithm.opening(), OPENING, range(len(self.sizes)), gather)
+
+    def advance(self, moment: Moment, gather: Gather, cohort: Sequence[int]) -> Moment:
+        """Play the next round with these clients, in the order in which they were drawn."""
         exchanges = self.algorithm.exchanges(moment.round, self.settings.seed)
-        moment = self._played(moment, exchanges, moment.round, self.cohort(moment.round), gather)
+        moment = self._played(moment, exchanges, moment.round, cohort, gather)
         return moment._replace(round=moment.round + 1)
 
     def _played(
         self, moment: Moment, exchanges: Sequence[AnyExchange], round: int, sampled: Sequence[int], gather: Gather
     ) -> Moment:
         sent: dict[str, Any] = {}
+        silent: set[int] = set()  # whose reply was awaited in vain: they have no further part in this round
         for number, exchange in enumerate(exchanges):
             asked = range(len(self.sizes)) if exchange.cohort == "everyone" else sampled
-            heard = [client for client in asked if not self._is_lost(round, client)]
+            heard = [client for client in asked if client not in silent and not self._is_lost(round, client)]
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
             question = self.question(moment, exchange, round, number)
@@ -277,7 +292,9 @@ class Rounds:
             message += [moment.buffers] if exchange.effort(Effort(1)).steps else []
             moment = moment._replace(bytes_down=moment.bytes_down + len(asked) * nbytes(message))
             if heard:
-                moment = self.fold(moment, question, gather(question, sorted(heard)))
+                total = gather(question, sorted(heard))
+                silent |= set(heard) - set(total.heard)
+                moment = self.fold(moment, question, total)
         return moment
 
     @staticmethod
@@ -317,6 +334,10 @@ class Rounds:
             bytes_up=moment.bytes_up + int(sent),
             gradients=moment.gradients + float(gradients),
         )
+
+    def shard(self, client: int) -> int:
+        """Return the shard in which a client's reply is summed."""
+        return client * self.settings.shards // len(self.sizes)
 
     def weight(self, exchange: AnyExchange, client: int) -> float:
         """N p_i: its mean over the clients is 1, so a plain mean over a random cohort is unbiased."""

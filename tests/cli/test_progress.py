@@ -5,15 +5,16 @@ import io
 from rich.console import Console
 
 from kedge.cli.progress import RunsDisplay
-from kedge.runs.batch import Event, Outcome
+from kedge.runs.batch import Event
+from kedge.runs.reader import StoredRun
 
 
 def ended(name, path, *, found=False):
-    return Event(name, 4, outcome=Outcome(path, [{"round": 4}]), found=found)
+    return Event(name, 4, ended=StoredRun(path, rows=[{"round": 4}], summary={}), found=found)
 
 
 def played(event):
-    return event.round if event.outcome is None else 10
+    return event.round if event.ended is None else 10
 
 
 def shown(path, *, terminal):

@@ -1,6 +1,10 @@
-"""A measure and a history to make others from."""
+"""A measure, a history and a run to make others from."""
 
+from pathlib import Path
+
+from kedge.reproduce.plan import Trial
 from kedge.reproduce.results import Measure
+from kedge.runs.reader import StoredRun
 
 ROW = Measure(
     panel="P", protocol="tuned", line="a", seed=0, eta=0.1, beta=None, step=None, accuracy=0.5, loss=1.0, area=0.4,
@@ -18,3 +22,9 @@ def history(*accuracies, gradients=10, bytes_=1e6):
         }
         for r, a in enumerate(accuracies, 1)
     ]  # fmt: skip
+
+
+def curve(case, hyper, rows, diverged=None):
+    """Return a run of the first seed."""
+    summary = {} if diverged is None else {"diverged_in_round": diverged}
+    return {Trial(case, hyper, 0): StoredRun(Path("nowhere"), rows=rows, summary=summary)}

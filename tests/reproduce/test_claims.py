@@ -11,8 +11,8 @@ from scipy import stats
 from kedge.reproduce.claims import Difference, findings, holm
 from kedge.reproduce.experiment import Claim, Experiment, load
 from kedge.reproduce.plan import Case, Hyper
-from kedge.reproduce.results import Curve, measures, read_measures, write_measures
-from tests.reproduce.rows import ROW, history
+from kedge.reproduce.results import measures, read_measures, write_measures
+from tests.reproduce.rows import ROW, curve, history
 
 
 def rows(line, accuracies, panel="P", protocol="tuned"):
@@ -168,9 +168,9 @@ def test_an_advantage_may_be_compared_with_that_of_another_panel_or_figure():
 
 
 def test_budgets_are_those_of_the_cheapest_line_and_between_evaluations_lines_are_straight():
-    cheap = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(*[0.4] * 5, bytes_=2e6))
-    dear = Curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), 0, history(*[0.2 * r for r in range(1, 6)], gradients=20))
-    first, second = measures([cheap, dear])
+    cheap = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(*[0.4] * 5, bytes_=2e6))
+    dear = curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), history(*[0.2 * r for r in range(1, 6)], gradients=20))
+    first, second = measures(cheap | dear)
     assert first.at_gradients == pytest.approx(0.4)
     assert second.at_gradients == pytest.approx(0.45)  # from 0.4 after 40 to 0.5 after 50, at 20 a round
     assert first.at_bytes == pytest.approx(0.4)
@@ -178,10 +178,10 @@ def test_budgets_are_those_of_the_cheapest_line_and_between_evaluations_lines_ar
 
 
 def test_rounds_to_the_target_are_interpolated_and_the_target_is_where_the_weakest_ends():
-    weak = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(0.2, 0.3, 0.4, 0.503))
-    strong = Curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), 0, history(0.3, 0.45, 0.55, 0.6))
-    lost = Curve(Case("P", "tuned", "c"), Hyper(0.1, 0.5), 0, history(0.1, 0.1, 0.1, 0.11))
-    first, second, third = measures([weak, strong, lost])
+    weak = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(0.2, 0.3, 0.4, 0.503))
+    strong = curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), history(0.3, 0.45, 0.55, 0.6))
+    lost = curve(Case("P", "tuned", "c"), Hyper(0.1, 0.5), history(0.1, 0.1, 0.1, 0.11))
+    first, second, third = measures(weak | strong | lost)
     assert first.target == pytest.approx(0.5)
     assert second.rounds_to == pytest.approx(2.5)
     assert (second.gradients_to, second.megabytes_to) == pytest.approx((25, 2.5))
@@ -191,18 +191,18 @@ def test_rounds_to_the_target_are_interpolated_and_the_target_is_where_the_weake
 
 @given(st.lists(st.floats(0.1, 1), min_size=2, max_size=12))
 def test_the_area_lies_between_the_ends_of_the_curve(accuracies):
-    [row] = measures([Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(*accuracies))])
+    [row] = measures(curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(*accuracies)))
     assert 0.1 - 1e-9 <= row.area <= max(accuracies) + 1e-9
 
 
 def test_the_end_is_the_mean_of_the_last_fifth():
-    curve = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(*[0.0] * 8, 0.4, 0.6))
-    assert measures([curve])[0].accuracy == pytest.approx(0.5)
+    run = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(*[0.0] * 8, 0.4, 0.6))
+    assert measures(run)[0].accuracy == pytest.approx(0.5)
 
 
 def test_a_diverged_run_counts_as_a_guess(tmp_path):
-    curve = Curve(Case("P", "tuned", "a"), Hyper(0.1, None), 0, history(0.5), diverged=2)
-    [row] = measures([curve])
+    run = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(0.5), diverged=2)
+    [row] = measures(run)
     assert (row.accuracy, row.loss, row.rounds_to, row.diverged) == (0.1, math.inf, math.inf, 2)
     write_measures(tmp_path / "summary.csv", [row, ROW])
     assert read_measures(tmp_path / "summary.csv") == [row, ROW]

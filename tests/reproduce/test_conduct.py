@@ -16,7 +16,7 @@ def conducted(out, processes: int, ends: int | None = None):
 
     def watch(event) -> None:
         nonlocal ended
-        ended += event.outcome is not None and not event.found
+        ended += event.ended is not None and not event.found
 
     folder = out / "mlp-partial" / "smoke"
     plan = Plan(load("mlp-partial"), "smoke")

@@ -8,8 +8,7 @@ from kedge.report.panels import Series, View, draw_rankings, draw_views
 from kedge.reproduce.drawing import _over, _sweep
 from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Case, Hyper, Plan
-from kedge.reproduce.results import Curve
-from tests.reproduce.rows import ROW, history
+from tests.reproduce.rows import ROW, curve, history
 
 
 def test_a_sweep_keeps_the_seeds_that_did_not_diverge(tmp_path):
@@ -41,7 +40,7 @@ def test_a_ranking_has_the_best_on_top_and_a_dot_for_every_seed(tmp_path, monkey
 
 def test_where_accuracy_saturates_the_error_is_drawn_with_the_rates_in_the_legend():
     for end, y in ((0.95, "test error"), (0.8, "test accuracy")):
-        curves = [Curve(Case("P", "tuned", "fedavg-m"), Hyper(0.5, 0.2), 0, history(0.3, end))]
+        curves = curve(Case("P", "tuned", "fedavg-m"), Hyper(0.5, 0.2), history(0.3, end))
         view = _over(curves, "P", "tuned", "round", "test_accuracy")
         assert (view.y, view.log_y, view.series[0].note) == (y, y == "test error", "η 0.5 β 0.2")
         assert view.series[0].runs[0][1][-1] == (1 - end if y == "test error" else end)

@@ -31,7 +31,7 @@ def test_every_configuration_passes_the_checks(name, scale):
         assert config.data.dataset == "digits" or scale != "smoke"
 
 
-def test_the_figures_of_the_paper_and_eight_beyond_are_there():
+def test_the_figures_of_the_paper_and_nine_beyond_are_there():
     wanted = [
         "mlp-full",
         "mlp-vr",
@@ -51,6 +51,7 @@ def test_the_figures_of_the_paper_and_eight_beyond_are_there():
         "step-mlp",
         "step-mnist",
         "horizon",
+        "resnet-group",
     ]
     assert sorted(FIGURES) == sorted([*wanted, *beyond])
     assert [name for name in FIGURES if load(name).figure == "beyond the paper"] == sorted(beyond)

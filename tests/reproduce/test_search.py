@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Case, Hyper, Plan
 from kedge.reproduce.search import between, beyond, search
-from kedge.runs.batch import Outcome
+from kedge.runs.reader import StoredRun
 
 GRID = [Hyper(eta, beta) for eta in (0.01, 0.1, 1.0) for beta in (0.1, 0.3, 0.9)]
 
@@ -53,7 +53,9 @@ def smooth(top: Hyper):
             return math.exp(-distance / 10)
 
         return {
-            name: Outcome(Path(name), [{"round": 1, "test_accuracy": accuracy(config), "test_loss": 1.0}])
+            name: StoredRun(
+                Path(name), rows=[{"round": 1, "test_accuracy": accuracy(config), "test_loss": 1.0}], summary={}
+            )
             for name, config in jobs.items()
         }
 
@@ -83,7 +85,7 @@ def test_the_second_best_point_and_the_finer_grid_are_choices_of_their_own():
     best, second, finer = (chosen[case._replace(protocol=name)] for name in ("tuned", "second", "finer"))
     assert second != best
     assert second in found.grids[case]
-    assert finer in [*found.grids[case], *found.finer[case]]
+    assert finer._asdict() in [*found.found[case].grid, *(each.point for each in found.found[case].finer)]
 
 
 def test_a_diverged_point_is_the_worst_whichever_is_judged():
@@ -96,8 +98,10 @@ def test_a_diverged_point_is_the_worst_whichever_is_judged():
         def batch(title, jobs, rule=rule):
             done = rule(title, jobs)
             return {
-                name: dataclasses.replace(outcome, diverged=1) if jobs[name].algorithm.eta >= 0.1 else outcome
-                for name, outcome in done.items()
+                name: dataclasses.replace(run, summary={"diverged_in_round": 1})
+                if jobs[name].algorithm.eta >= 0.1
+                else run
+                for name, run in done.items()
             }
 
         found = search(plan, batch)

@@ -36,17 +36,17 @@ def files(path):
 def test_every_job_is_the_run_it_would_be_alone(tmp_path):
     jobs = {f"eta{eta}-{seed}": config(algorithm__eta=eta, run__seed=seed) for eta in (0.05, 0.1) for seed in (0, 1)}
     events = []
-    outcomes = run_batch(jobs, tmp_path, 2, events.append)
-    assert list(outcomes) == list(jobs)
+    ended = run_batch(jobs, tmp_path, 2, events.append)
+    assert list(ended) == list(jobs)
     for name, job in jobs.items():
-        assert timeless(outcomes[name].history) == timeless(run_config(job).history)
-        assert outcomes[name].last["round"] == 4
-        assert outcomes[name].path == tmp_path / name
-    assert sorted(event.name for event in events if event.outcome is not None) == sorted(jobs)
+        assert timeless(ended[name].rows) == timeless(run_config(job).history)
+        assert ended[name].last["round"] == 4
+        assert ended[name].path == tmp_path / name
+    assert sorted(event.name for event in events if event.ended is not None) == sorted(jobs)
     assert {event.row["round"] for event in events if event.name == "eta0.05-0" and event.row} == {1, 2, 3, 4}
     before = files(tmp_path)
     again = run_batch(jobs, tmp_path, 2, events.append)
-    assert again == outcomes
+    assert again == ended
     assert files(tmp_path) == before
     assert sum(event.found for event in events) == 4
 
@@ -54,30 +54,31 @@ def test_every_job_is_the_run_it_would_be_alone(tmp_path):
 def test_a_batch_goes_on_with_more_rounds_and_reads_fewer(tmp_path):
     longer = {"run": config(run__rounds=9, run__eval_every=1)}
     short = run_batch({"run": config(run__rounds=3, run__eval_every=1)}, tmp_path)["run"]
-    outcome = run_batch(longer, tmp_path)["run"]
-    assert timeless(outcome.history) == timeless(run_config(longer["run"]).history)
-    assert outcome.history[:3] == short.history
+    run = run_batch(longer, tmp_path)["run"]
+    assert timeless(run.rows) == timeless(run_config(longer["run"]).history)
+    assert run.rows[:3] == short.rows
     before = files(tmp_path)
-    assert run_batch({"run": config(run__rounds=3, run__eval_every=1)}, tmp_path)["run"] == short
+    again = run_batch({"run": config(run__rounds=3, run__eval_every=1)}, tmp_path)["run"]
+    assert (again.rows, again.last) == (short.rows, short.last)
     assert files(tmp_path) == before
 
 
 def test_the_end_of_a_shorter_run_is_no_row_of_a_longer_one(tmp_path):
     run_batch({"run": config(run__rounds=3, run__eval_every=2)}, tmp_path)
     longer = run_batch({"run": config(run__rounds=7, run__eval_every=2)}, tmp_path)["run"]
-    assert [row["round"] for row in longer.history] == [2, 4, 6, 7]
+    assert [row["round"] for row in longer.rows] == [2, 4, 6, 7]
     again = run_batch({"run": config(run__rounds=6, run__eval_every=2)}, tmp_path)["run"]
-    assert [row["round"] for row in again.history] == [2, 4, 6]
+    assert [row["round"] for row in again.rows] == [2, 4, 6]
 
 
 def test_failures_are_told_and_stop_no_other(tmp_path):
     jobs = {"wild": config(algorithm__eta=1e30), "large": config(run__cohort=9), "good": config()}
-    outcomes = run_batch(jobs, tmp_path, 1)
-    assert outcomes["wild"].diverged in (1, 2, 3, 4)
-    assert outcomes["wild"].last is None
-    assert outcomes["large"].error == "cohort is 9, but the federation has 4 clients"
-    assert outcomes["large"].last is None
-    assert outcomes["good"].last["round"] == 4
+    ended = run_batch(jobs, tmp_path, 1)
+    assert ended["wild"].diverged in (1, 2, 3, 4)
+    assert ended["wild"].last is None
+    assert ended["large"].error == "cohort is 9, but the federation has 4 clients"
+    assert ended["large"].last is None
+    assert ended["good"].last["round"] == 4
 
 
 def test_a_directory_of_another_run_or_of_something_else_is_refused_before_anything_runs(tmp_path):
@@ -113,9 +114,9 @@ def test_what_is_stopped_goes_on_to_the_same_bits(tmp_path, processes):
             run_batch(endless, tmp_path, 2, watch)
     jobs = {name: config(run__rounds=reached(tmp_path / name) + 3, run__eval_every=5, run__seed="ab".index(name))
             for name in started}  # fmt: skip
-    outcomes = run_batch(jobs, tmp_path, 1)
+    ended = run_batch(jobs, tmp_path, 1)
     for name, job in jobs.items():
-        assert timeless(outcomes[name].history) == timeless(run_config(job).history)
+        assert timeless(ended[name].rows) == timeless(run_config(job).history)
 
 
 def test_a_killed_process_loses_its_job_alone(tmp_path):
@@ -129,11 +130,11 @@ def test_a_killed_process_loses_its_job_alone(tmp_path):
             for child in killed:
                 os.kill(child.pid, signal.SIGKILL)
 
-    outcomes = run_batch(jobs, tmp_path, 2, watch)
-    assert outcomes["endless"].error == "its process was ended by SIGKILL"
-    assert outcomes["endless"].history
-    assert all(outcomes[name].last or outcomes[name].error == outcomes["endless"].error for name in "12")
-    assert outcomes["1"].last or outcomes["2"].last
+    ended = run_batch(jobs, tmp_path, 2, watch)
+    assert ended["endless"].error == "its process was ended by SIGKILL"
+    assert ended["endless"].rows
+    assert all(ended[name].last or ended[name].error == ended["endless"].error for name in "12")
+    assert ended["1"].last or ended["2"].last
 
 
 def test_a_problem_is_loaded_once_and_left_as_it_was(tmp_path):

@@ -42,7 +42,9 @@ def test_a_declared_setting_is_in_the_schema_the_options_the_signature_and_the_d
     if declared.option:
         default = f" Default: {declared.start_text}." if declared.start_text else ""
         option = re.escape(f"--{declared.option.replace('_', '-')}")
-        assert re.search(rf" {option} (--no-\S+ )?<\w+> {re.escape(declared.help() + default)}( |$)", run_help)
+        assert re.search(
+            rf" {option} (--no-\S+ )?((<\w+>|[A-Z]+) )?{re.escape(declared.help() + default)}( |$)", run_help
+        )
     if name in SimulationSettings.declared and section == "run":
         parameter = inspect.signature(kedge.simulate).parameters[name]
         assert parameter.default == declared.default  # those that are written out repeat it

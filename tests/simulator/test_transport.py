@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.errors import LostProcessError, UnlikeError
+from kedge.shards import completed, within
 from kedge.simulator.ranks import Ranks
-from kedge.simulator.shards import completed, within
 from kedge.simulator.transport import SocketTransport, mesh
 
 

@@ -253,13 +253,13 @@ def next_m(server: LiteRecursion | Recursion, beta: float) -> Vector:
     return server.change + (1 - beta) * server.m
 
 
-class LiteAnswer(NamedTuple):
+class ChangeOnly(NamedTuple):
     """∇f_i(x^r) - (1-β) ∇f_i(x^{r-1})."""
 
     change: Vector
 
 
-class Answer(NamedTuple):
+class ChangeAndGrad(NamedTuple):
     """The same, and ∇f_i(x^r)."""
 
     change: Vector
@@ -282,9 +282,9 @@ class Change(Exchange[Any, Nothing, TwoModels, Any]):
     def direction(self, down: TwoModels, client: Nothing) -> Direction:
         return GRAD - (1 - self.beta) * grad_at(down.x_prev)
 
-    def reply(self, down: TwoModels, client: Nothing, local: Local) -> tuple[LiteAnswer | Answer, Nothing]:
+    def reply(self, down: TwoModels, client: Nothing, local: Local) -> tuple[ChangeOnly | ChangeAndGrad, Nothing]:
         change = local.mean_direction
-        return Answer(change, local.mean_grad) if self.with_grad else LiteAnswer(change), client
+        return ChangeAndGrad(change, local.mean_grad) if self.with_grad else ChangeOnly(change), client
 
-    def fold(self, server: Any, up: LiteAnswer | Answer, heard: Heard) -> Any:
+    def fold(self, server: Any, up: ChangeOnly | ChangeAndGrad, heard: Heard) -> Any:
         return server._replace(**up._asdict())

@@ -184,3 +184,43 @@ def reproduce(
     from kedge.cli.reproduce import reproduce
 
     reproduce(name, scale, out, jobs, given.get("run.device"), given.get("data.data_dir"), list_=list_)
+
+
+THEORY = "Constants"
+
+
+def rates(
+    clients: Annotated[int, typer.Option(help="N, all clients.", rich_help_panel=THEORY)] = 100,
+    cohort: Annotated[
+        int | None, typer.Option(help="S, the clients per round. Default: all.", rich_help_panel=THEORY)
+    ] = None,
+    local_steps: Annotated[int, typer.Option(help="K, the local steps.", rich_help_panel=THEORY)] = 16,
+    smoothness: Annotated[float, typer.Option("--L", help="L, the smoothness.", rich_help_panel=THEORY)] = 1.0,
+    delta: Annotated[float, typer.Option(help="Δ = f(x^0) - min f.", rich_help_panel=THEORY)] = 1.0,
+    sigma: Annotated[float, typer.Option(help="σ, the noise of a minibatch.", rich_help_panel=THEORY)] = 1.0,
+    zeta: Annotated[float, typer.Option(help="ζ, the heterogeneity; may be inf.", rich_help_panel=THEORY)] = 1.0,
+    gradients: Annotated[
+        float, typer.Option("--G", help="G, the largest client gradient; may be inf.", rich_help_panel=THEORY)
+    ] = float("inf"),
+    rounds: Annotated[int, typer.Option(help="Rounds at which the bounds are compared.")] = 1000,
+    target: Annotated[
+        float | None, typer.Option(help="Target for E|∇f|². Default: a hundredth of L Δ.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Draw the bounds against rounds to this file, as PNG and SVG.", show_default=False),
+    ] = None,
+) -> None:
+    """Rank every row of the paper's Tables 1 and 2 for given constants.
+
+    All numerical factors are 1: compare the rows, do not read them as predictions. A row whose assumptions do not hold
+    comes last. Every row, its assumptions and the errata: docs/theory.md.
+    """
+    from kedge.cli.theory import rates as show
+    from kedge.theory import Constants
+
+    constants = Constants(
+        L=smoothness, delta=delta, sigma=sigma, zeta=zeta, G=gradients, clients=clients, cohort=cohort,
+        local_steps=local_steps,
+    )  # fmt: skip
+    show(constants, rounds, target, out)

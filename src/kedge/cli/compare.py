@@ -19,10 +19,11 @@ from kedge.cli.run import RUNS
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory, refuse_link, write_csv
-from kedge.report.comparison import Record, Summary, default_target, summarise
-from kedge.runs.batch import Event, Outcome, rehearse, run_batch
+from kedge.report.comparison import Runs, Summary, default_target, summarise
+from kedge.runs.batch import Event, rehearse, run_batch
 from kedge.runs.config import Config, check, division
 from kedge.runs.directory import check_place
+from kedge.runs.reader import StoredRun
 
 SEEDS = 1000
 """The most seeds of a comparison."""
@@ -46,14 +47,15 @@ def compare(
         for settings in chosen.values():
             rehearse(settings)
         with stopping() as stop:
-            records, failures = _run_all(chosen, seeds, path, jobs, stop)
-        if records:
-            _report(records, target, path, first)
+            runs, failures = _run_all(chosen, seeds, path, jobs, stop)
+        if runs:
+            _report(runs, target, path, first)
     for name, error in failures.items():
         errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
-    if stop.signal is not None and len(records) + len(failures) < len(chosen) * seeds:
+    ended = [run for own in runs.values() for run in own]
+    if stop.signal is not None and len(ended) + len(failures) < len(chosen) * seeds:
         raise StoppedError("interrupted; finished work is kept, and the same command with --out resumes", stop.signal)
-    if failures or all(record.diverged is not None for record in records):
+    if failures or all(run.diverged is not None for run in ended):
         raise typer.Exit(1)
 
 
@@ -115,52 +117,52 @@ def tuned() -> dict[str, dict[str, float]]:
 
 def _run_all(
     chosen: dict[str, Config], seeds: int, path: Path, processes: int | None, stop: Stop
-) -> tuple[list[Record], dict[str, str]]:
-    """Run every algorithm with every seed; return the finished runs, and why others failed."""
+) -> tuple[dict[str, list[StoredRun]], dict[str, str]]:
+    """Run every algorithm with every seed; return the runs that ended, by algorithm, and why others failed."""
     first = next(iter(chosen.values())).run.seed
     jobs = {(name, seed): _seeded(chosen[name], seed) for seed in range(first, first + seeds) for name in chosen}
     named = {f"{name}-{seed}": (name, seed) for name, seed in jobs}
     configs = {directory: jobs[job] for directory, job in named.items()}
 
     def line(event: Event) -> str:
-        assert event.outcome is not None, "it has ended"
-        return _line(*named[event.name], event.outcome)
+        assert event.ended is not None
+        return _line(named[event.name][0], event.ended)
 
     with batch_display(configs, line) as display:
-        outcomes = run_batch(configs, path / "runs", processes, display.follow, stop)
-    records = [_record(*named[name], outcome) for name, outcome in outcomes.items() if outcome.error is None]
-    return records, {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
-
-
-def _record(name: str, seed: int, outcome: Outcome) -> Record:
-    return Record(name, seed, outcome.history, outcome.diverged)
+        ended = run_batch(configs, path / "runs", processes, display.follow, stop)
+    runs: dict[str, list[StoredRun]] = {}
+    for directory, run in ended.items():
+        if run.error is None:
+            runs.setdefault(named[directory][0], []).append(run)
+    return runs, {name: run.error for name, run in ended.items() if run.error is not None}
 
 
 def _seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
-def _line(name: str, seed: int, outcome: Outcome) -> str:
-    said = f"{name}, seed {seed}:"
-    if outcome.error is not None:
+def _line(name: str, run: StoredRun) -> str:
+    said = f"{name}, seed {run.seed}:"
+    if run.error is not None:
         return f"{said} failed"
-    if outcome.last is None:
-        return f"{said} diverged in round {outcome.diverged}"
-    return f"{said} accuracy {figure(outcome.last.get('test_accuracy'), '.1%')} ({outcome.last['seconds']:.1f} s)"
+    if run.last is None:
+        return f"{said} diverged in round {run.diverged}"
+    return f"{said} accuracy {figure(run.last.get('test_accuracy'), '.1%')} ({run.last['seconds']:.1f} s)"
 
 
-def _report(records: list[Record], target: float | None, path: Path, config: Config) -> None:
+def _report(runs: Runs, target: float | None, path: Path, config: Config) -> None:
     from kedge.report.figures import draw_comparison  # matplotlib is slow to load
 
-    target = target if target is not None else default_target(records)
-    summaries = summarise(records, target)
+    target = target if target is not None else default_target(runs)
+    summaries = summarise(runs, target)
     write_csv(path / "summary.csv", [asdict(summary) for summary in summaries])
-    curves = [{"algorithm": r.algorithm, "seed": r.seed, **row} for r in records for row in r.history]
+    ended = [(name, run) for name, own in runs.items() for run in own]
+    curves = [{"algorithm": name, "seed": run.seed, **row} for name, run in ended for row in run.rows]
     write_csv(path / "curves.csv", curves)
     title = _title(config)
     files = ["summary.csv", "curves.csv", "runs/"]
-    if any(record.diverged is None for record in records):
-        files = [drawn.name for drawn in draw_comparison(records, path / "curves", title)] + files
+    if any(run.diverged is None for _, run in ended):
+        files = [drawn.name for drawn in draw_comparison(runs, path / "curves", title)] + files
     output.print(_table(summaries, target, title))
     output.print(f"Written to {path}: {', '.join(files)}", highlight=False, soft_wrap=True)
 

@@ -48,6 +48,11 @@ for _command in (
 ):  # fmt: skip
     app.command()(_command)
 
+_theory = typer.Typer(help="What the paper's theory says: rates and settings.", no_args_is_help=True)
+for _command in (commands.rates,):
+    _theory.command()(_command)
+app.add_typer(_theory, name="theory")
+
 # Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

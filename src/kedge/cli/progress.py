@@ -74,7 +74,7 @@ class RunsDisplay:
     def follow(self, event: Event) -> None:
         """Show what has happened."""
         self._rounds[event.name] = self._played(event)
-        if event.outcome is None:
+        if event.ended is None:
             before = self._running.get(event.name)
             row = event.row or (before.row if before is not None else None)
             self._running[event.name] = Event(event.name, event.round, row)
@@ -100,7 +100,7 @@ def batch_display(configs: Mapping[str, Config], line: Callable[[Event], str], t
     rounds = {name: config.run.rounds for name, config in configs.items()}
     return RunsDisplay(
         sum(rounds.values()),
-        lambda event: event.round if event.outcome is None else rounds[event.name],
+        lambda event: event.round if event.ended is None else rounds[event.name],
         line,
         title=title,
     )

@@ -95,7 +95,7 @@ def _follow(displays: ExitStack, name: str, title: str, jobs: Mapping[str, Confi
     """Show the progress of a batch, in place of the previous one."""
 
     def line(event: Event) -> str:
-        last = None if event.outcome is None else event.outcome.last
+        last = None if event.ended is None else event.ended.last
         return f"{name}, {title}: {event.name}, accuracy {figure((last or {}).get('test_accuracy'), '.1%')}"
 
     displays.close()

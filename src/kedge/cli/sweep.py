@@ -17,7 +17,8 @@ from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory
 from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
-from kedge.runs.sweep import FILE, METRICS, Sweep, SweepPlan, absolute, absolute_axes, joined, read_plan
+from kedge.runs.search import METRICS
+from kedge.runs.sweep import FILE, Sweep, SweepPlan, absolute, absolute_axes, joined, read_plan
 
 DEFAULT_TRIALS = 50
 
@@ -95,10 +96,10 @@ def _play(plan: SweepPlan, path: Path, jobs: int | None) -> None:
         going = Sweep(plan, path, jobs, stop=stop)
         with sweep_display(going):
             complete = going.run()
-    if any(standing.outcomes for standing in going.standings.values()):
+    if any(standing.runs for standing in going.standings.values()):
         _report(going)
-    failures = {f"{standing.name}-seed{seed}": outcome.error for standing in going.standings.values()
-                for seed, outcome in standing.outcomes.items() if outcome.error is not None}  # fmt: skip
+    failures = {f"{standing.name}-seed{seed}": run.error for standing in going.standings.values()
+                for seed, run in standing.runs.items() if run.error is not None}  # fmt: skip
     for name, error in failures.items():
         errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
     if not complete and stop.signal is not None:
@@ -118,7 +119,7 @@ def _report(going: Sweep) -> None:
             {shorts[key]: _shown(value) for key, value in standing.point.items()},
             standing.mean(plan.metric), standing.spread(plan.metric), _note(standing.state, standing.rounds),
         )
-        for standing in going.standings.values() if standing.outcomes
+        for standing in going.standings.values() if standing.runs
     ]  # fmt: skip
     metric = "test accuracy in %" if plan.metric == "test_accuracy" else "test loss"
     title = metric if plan.seeds == 1 else f"{metric}: mean ± standard deviation of {plan.seeds} seeds"

@@ -7,9 +7,11 @@ from rich.table import Table
 from kedge.cli.console import number, output
 from kedge.cli.progress import RunsDisplay
 from kedge.files import write_csv
-from kedge.runs.batch import Event, Outcome
+from kedge.runs.batch import Event
 from kedge.runs.grid import label, short_keys, short_label
-from kedge.runs.sweep import Standing, Sweep, ranked
+from kedge.runs.reader import StoredRun
+from kedge.runs.search import Standing, ranked
+from kedge.runs.sweep import Sweep
 
 LIVE = 10
 """Points in the live table."""
@@ -22,12 +24,12 @@ def sweep_display(sweep: Sweep) -> RunsDisplay:
     """Return what follows a sweep: on a terminal with the best points so far."""
 
     def best() -> list[Table]:
-        found = ranked([s for s in list(sweep.standings.values()) if s.outcomes], sweep.plan.metric)
+        found = ranked([s for s in list(sweep.standings.values()) if s.runs], sweep.plan.metric)
         return [_table(sweep, found[:LIVE], "best so far")] if found else []
 
     def line(event: Event) -> str:
-        assert event.outcome is not None, "it has ended"
-        return f"{event.name}: {result(event.outcome)}"
+        assert event.ended is not None
+        return f"{event.name}: {result(event.ended)}"
 
     display = RunsDisplay(
         sweep.total, lambda event: sweep.rounds[event.name], line,
@@ -37,13 +39,13 @@ def sweep_display(sweep: Sweep) -> RunsDisplay:
     return display
 
 
-def result(outcome: Outcome) -> str:
+def result(run: StoredRun) -> str:
     """Describe the result of a run."""
-    if outcome.error is not None:
-        return f"failed: {outcome.error}"
-    if outcome.last is None:
-        return f"diverged in round {outcome.diverged}"
-    row = outcome.last
+    if run.error is not None:
+        return f"failed: {run.error}"
+    if run.last is None:
+        return f"diverged in round {run.diverged}"
+    row = run.last
     parts = [f"{metric.replace('_', ' ')} {number(metric, row[metric])}" for metric in ("test_accuracy", "test_loss")
              if metric in row]  # fmt: skip
     return f"{', '.join(parts)} after {row['round']} rounds ({row['seconds']:.1f} s)"
@@ -72,7 +74,7 @@ def _table(sweep: Sweep, standings: list[Standing], title: str | None) -> Table:
             score += f" ± {100 * spread:.1f}" if plan.metric == "test_accuracy" else f" ± {spread:.2g}"
         table.add_row(
             *(_short(value) for value in standing.point.values()), score,
-            f"{len(standing.outcomes)}/{standing.seeds}", str(standing.rounds or "-"), _state(standing),
+            f"{len(standing.runs)}/{standing.seeds}", str(standing.rounds or "-"), _state(standing),
             style="bold" if place == 0 and mean is not None else None,
         )  # fmt: skip
     return table
@@ -109,16 +111,16 @@ def write_tables(sweep: Sweep) -> list[str]:
     for rank, standing in enumerate(ranked(sweep.standings.values(), sweep.plan.metric), 1):
         values: dict[str, object] = {key: label(value) for key, value in standing.point.items()}
         about: dict[str, object] = {
-            "rank": rank, **values, "state": standing.state, "rounds": standing.rounds, "seeds": len(standing.outcomes),
+            "rank": rank, **values, "state": standing.state, "rounds": standing.rounds, "seeds": len(standing.runs),
             "diverged": standing.diverged, "failed": standing.failed,
         }  # fmt: skip
         for metric in ("test_accuracy", "test_loss"):
             about |= {metric: standing.mean(metric), f"{metric}_std": standing.spread(metric)}
         points.append(about)
-        for seed, outcome in sorted(standing.outcomes.items()):
-            state = "failed" if outcome.error else "diverged" if outcome.last is None else standing.state
-            row: dict[str, object] = dict(outcome.last or {"round": outcome.round})
-            runs.append({"run": outcome.path.name, **values, "seed": seed, "state": state, **row})
+        for seed, run in sorted(standing.runs.items()):
+            state = "failed" if run.error else "diverged" if run.last is None else standing.state
+            row: dict[str, object] = dict(run.last or {"round": run.round})
+            runs.append({"run": run.path.name, **values, "seed": seed, "state": state, **row})
     write_csv(sweep.path / "summary.csv", points)
     write_csv(sweep.path / "runs.csv", runs)
     return ["summary.csv", "runs.csv"]

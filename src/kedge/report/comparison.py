@@ -1,20 +1,13 @@
 """Several algorithms over several seeds, summarised."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Row = dict[str, float]
+from kedge.runs.reader import Row, StoredRun
 
-
-@dataclass(frozen=True)
-class Record:
-    """One run of a comparison."""
-
-    algorithm: str
-    seed: int
-    history: list[Row]
-    diverged: int | None = None  # the round in which it diverged
+Runs = Mapping[str, Sequence[StoredRun]]
+"""The runs of every algorithm, one per seed."""
 
 
 @dataclass(frozen=True)
@@ -34,34 +27,31 @@ class Summary:
     seconds: float | None
 
 
-def default_target(records: Iterable[Record]) -> float | None:
+def default_target(runs: Runs) -> float | None:
     """Return 95 % of the best final accuracy of any algorithm, which the good ones reach, rounded to one percent."""
-    finals = [mean for _, mean in _final(records, "test_accuracy")]
+    finals = [mean for own in runs.values() if (mean := _mean(_final(own, "test_accuracy"))) is not None]
     return round(0.95 * max(finals), 2) if finals else None
 
 
-def summarise(records: list[Record], target: float | None) -> list[Summary]:
+def summarise(runs: Runs, target: float | None) -> list[Summary]:
     """Summarise, in the order in which the algorithms were given."""
-    return [
-        _summary(name, [record for record in records if record.algorithm == name], target)
-        for name in dict.fromkeys(record.algorithm for record in records)
-    ]
+    return [_summary(name, own, target) for name, own in runs.items()]
 
 
-def _summary(name: str, records: list[Record], target: float | None) -> Summary:
-    done = [record.history for record in records if record.diverged is None and record.history]
-    accuracies = [history[-1]["test_accuracy"] for history in done if "test_accuracy" in history[-1]]
+def _summary(name: str, runs: Sequence[StoredRun], target: float | None) -> Summary:
+    done = [run.rows for run in runs if run.last is not None]
+    accuracies = _final(runs, "test_accuracy")
     reached = [_first_at(history, target) for history in done] if target is not None else []
     hits = [row for row in reached if row is not None]
-    complete = bool(hits) and len(hits) == len(records)
+    complete = bool(hits) and len(hits) == len(runs)
     return Summary(
         algorithm=name,
-        seeds=len(records),
-        diverged=sum(record.diverged is not None for record in records),
+        seeds=len(runs),
+        diverged=sum(run.diverged is not None for run in runs),
         final_accuracy=_mean(accuracies),
         final_accuracy_std=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         best_accuracy=_mean([max(row["test_accuracy"] for row in history) for history in done if accuracies]),
-        final_loss=_mean([history[-1]["test_loss"] for history in done if "test_loss" in history[-1]]),
+        final_loss=_mean(_final(runs, "test_loss")),
         rounds_to_target=_mean([row["round"] for row in hits]) if complete else None,
         megabytes_to_target=_mean([(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in hits]) if complete else None,
         gradients=_mean([history[-1]["gradients"] for history in done]),
@@ -77,9 +67,5 @@ def _first_at(history: list[Row], target: float) -> Row | None:
     return next((row for row in history if row.get("test_accuracy", -1.0) >= target), None)
 
 
-def _final(records: Iterable[Record], metric: str) -> list[tuple[str, float]]:
-    finals: dict[str, list[float]] = {}
-    for record in records:
-        if record.diverged is None and record.history and metric in record.history[-1]:
-            finals.setdefault(record.algorithm, []).append(record.history[-1][metric])
-    return [(name, statistics.fmean(values)) for name, values in finals.items()]
+def _final(runs: Sequence[StoredRun], metric: str) -> list[float]:
+    return [run.last[metric] for run in runs if run.last is not None and metric in run.last]

@@ -1,7 +1,6 @@
 """Figures: curves with a band over the seeds, and which client holds which labels. Each is a PNG and an SVG."""
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,21 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from kedge.files import write_atomically
-from kedge.report.comparison import Record
+from kedge.report.comparison import Runs
 from kedge.report.palette import COLOURS, look
 
 
-def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[Path]:
+def draw_comparison(compared: Runs, path: Path, title: str) -> list[Path]:
     """Draw accuracy (or loss) against rounds and against bytes: the mean of each algorithm and its range over seeds."""
-    metric = "test_accuracy" if any("test_accuracy" in row for r in records for row in r.history[-1:]) else "test_loss"
+    every = [run for own in compared.values() for run in own]
+    metric = "test_accuracy" if any("test_accuracy" in row for run in every for row in run.rows[-1:]) else "test_loss"
     figure = Figure(figsize=(12, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    names = list(dict.fromkeys(record.algorithm for record in records))
-    shade = 0.15 if len(names) <= len(COLOURS) else 0.0  # more bands than that hide each other
-    for place, name in enumerate(names):
-        runs = [r.history for r in records if r.algorithm == name and r.diverged is None and r.history]
+    shade = 0.15 if len(compared) <= len(COLOURS) else 0.0  # more bands than that hide each other
+    for place, name in enumerate(compared):
+        runs = [run.rows for run in compared[name] if run.last is not None]
         own = look(name, place)
-        lost = sum(r.diverged is not None for r in records if r.algorithm == name)
+        lost = sum(run.diverged is not None for run in compared[name])
         label = f"{name} ({lost} diverged)" if lost else name
         if not runs:
             left.plot([], [], label=label, **own)
@@ -48,7 +47,7 @@ def draw_comparison(records: Sequence[Record], path: Path, title: str) -> list[P
         tidy(axes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
-    seeds = len({record.seed for record in records})
+    seeds = len({run.seed for run in every})
     note = (
         f"lines: mean of {seeds} seeds" + ("; bands: smallest to largest" if shade else "") if seeds > 1 else "one seed"
     )

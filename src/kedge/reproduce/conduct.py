@@ -3,7 +3,6 @@
 All runs are directories of one batch, so the same call resumes whatever an earlier one left unfinished.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,14 @@ from kedge.errors import UsageError
 from kedge.files import claimed, make_directory, write_atomically, write_csv
 from kedge.problem import load_dataset
 from kedge.reproduce import claims, results, verdict
-from kedge.reproduce.plan import Case, Grids, Hyper, Plan, name_of, slug
-from kedge.reproduce.results import Curve, Measure
+from kedge.reproduce.plan import Case, Grids, Hyper, Plan, Trial, name_of, slug
+from kedge.reproduce.results import LAST, Measure, Runs
 from kedge.reproduce.search import Search, search
-from kedge.runs.batch import Event, Outcome, run_batch
+from kedge.runs.batch import Event, run_batch
 from kedge.runs.config import Config, resolved
 from kedge.runs.directory import to_toml
+from kedge.runs.reader import StoredRun
+from kedge.runs.search import ends
 
 Stage = Callable[[str, Mapping[str, Config]], Callable[[Event], None]]
 """Called before a batch with its title and runs; returns what to notify of their progress."""
@@ -55,39 +56,35 @@ def _conduct(
     stop: Callable[[], bool],
     command: str,
 ) -> Report:
-    def batch(title: str, jobs: dict[str, Config]) -> dict[str, Outcome]:
-        outcomes = run_batch(jobs, folder / "runs", processes, stage(title, jobs), stop)
-        for name, outcome in outcomes.items():
-            if outcome.error is not None:
-                raise UsageError(f"{name} of {plan.experiment.name} failed: {outcome.error}")
-        if len(outcomes) < len(jobs):
+    def batch(title: str, jobs: dict[str, Config]) -> dict[str, StoredRun]:
+        ended = run_batch(jobs, folder / "runs", processes, stage(title, jobs), stop)
+        for name, run in ended.items():
+            if run.error is not None:
+                raise UsageError(f"{name} of {plan.experiment.name} failed: {run.error}")
+        if len(ended) < len(jobs):
             raise UnfinishedError
-        return outcomes
+        return ended
 
     found = search(plan, batch)
     chosen = found.chosen()
     finished = batch("runs", plan.final_jobs(chosen))
-    curves = [
-        Curve(case, hyper, seed, outcome.history, outcome.diverged, _hash(outcome.path / "model.safetensors"))
-        for case, hyper in chosen.items()
-        for seed in plan.seeds
-        for outcome in [finished[name_of("run", case, hyper, seed)]]
-    ]
+    trials = [Trial(case, hyper, seed) for case, hyper in chosen.items() for seed in plan.seeds]
+    runs = {trial: finished[name_of("run", *trial)] for trial in trials}
     _write_grid(folder / "grid.csv", found)
-    return write_report(plan, found.grids, chosen, curves, folder, out, command)
+    return write_report(plan, found.grids, chosen, runs, folder, out, command)
 
 
 def write_report(
-    plan: Plan, grids: Grids, chosen: dict[Case, Hyper], curves: list[Curve], folder: Path, out: Path, command: str
+    plan: Plan, grids: Grids, chosen: dict[Case, Hyper], runs: Runs, folder: Path, out: Path, command: str
 ) -> Report:
     """Write tables, figures, configurations and the verdict."""
     from kedge.reproduce.drawing import draw  # matplotlib is slow to load
 
     summary = folder / "summary.csv"
-    results.write_measures(summary, results.measures(curves))
+    results.write_measures(summary, results.measures(runs))
     measured = results.read_measures(summary)  # rounded as in the file, so that later readers find the same
-    results.write_curves(folder / "curves.csv", curves)
-    draw(plan, curves, measured, folder)
+    results.write_curves(folder / "curves.csv", runs)
+    draw(plan, runs, measured, folder)
     make_directory(folder / "configs")
     for name, text in configurations(plan, chosen).items():
         write_atomically(folder / "configs" / name, text.encode())
@@ -116,18 +113,15 @@ def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
     return results.read_measures(path) if path.is_file() else None
 
 
-def _hash(model: Path) -> str:
-    """Return a hash of a final model's file; empty if the run left none."""
-    return hashlib.sha256(model.read_bytes()).hexdigest()[:16] if model.is_file() else ""
-
-
 def _write_grid(path: Path, found: Search) -> None:
     rows: list[dict[str, Any]] = []
-    for case, grid in found.grids.items():
-        finer = [point for point in found.finer.get(case, []) if point not in grid]
-        for hyper in sorted([*grid, *finer], key=lambda hyper: tuple(value or 0 for value in reversed(hyper))):
-            for seed, accuracy, loss in found.ends(case, hyper):
-                place = {"panel": case.panel, "line": case.line, **hyper._asdict(), "finer": int(hyper in finer)}
+    for case, own in found.found.items():
+        tried = [(standing, finer) for finer, part in enumerate((own.tried, own.finer)) for standing in part]
+        tried.sort(key=lambda each: tuple(value or 0 for value in reversed(each[0].point.values())))
+        for standing, finer in tried:
+            place = {"panel": case.panel, "line": case.line, **standing.point, "finer": finer}
+            for seed, run in standing.runs.items():
+                accuracy, loss = ends(run, LAST)
                 rows.append(place | {"seed": seed, "accuracy": accuracy, "loss": loss})
     write_csv(path, rows, digits=results.DIGITS)
 

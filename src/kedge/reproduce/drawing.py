@@ -7,7 +7,8 @@ from pathlib import Path
 from kedge.report.palette import COLOURS
 from kedge.report.panels import FORMATS, Series, View, draw_rankings, draw_views
 from kedge.reproduce.plan import PROTOCOLS, Hyper, Plan
-from kedge.reproduce.results import Curve, Measure, megabytes
+from kedge.reproduce.results import Measure, Runs, megabytes
+from kedge.runs.reader import StoredRun
 
 DRAWN = ("tuned", "equal", "eta")
 """The protocols that are drawn; the others only show how much the first depends on the grid."""
@@ -16,13 +17,13 @@ SATURATED = 0.9
 """An accuracy above which the error, on a log axis, says more."""
 
 
-def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path) -> None:
+def draw(plan: Plan, runs: Runs, measured: list[Measure], folder: Path) -> None:
     """Write figure and budgets, each as .png and .svg; at the smoke scale, to save time, no .svg."""
     formats = FORMATS[:1] if plan.scale == "smoke" else FORMATS
     experiment, count = plan.experiment, len(plan.seeds)
     heading = f"{plan.title} ({experiment.figure}), {plan.scale} scale"
     reduced = f"Reduced: {plan.size.reduced}."
-    curves = [curve for curve in curves if curve.case.protocol in DRAWN]
+    runs = {trial: run for trial, run in runs.items() if trial.case.protocol in DRAWN}
     measured = [row for row in measured if row.protocol in DRAWN]
     if len(experiment.all_lines()) > len(COLOURS):
         note = textwrap.fill(f"Dots: seeds; strokes: their mean. {reduced}", 90)
@@ -34,14 +35,14 @@ def draw(plan: Plan, curves: list[Curve], measured: list[Measure], folder: Path)
         return
     seeds = f"mean over {count} seeds; bands: smallest to largest" if count > 1 else "one seed"
     note = f"Lines: {seeds}. {reduced}"
-    rows = _rows(plan, curves, measured)
+    rows = _rows(plan, runs, measured)
     draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
-    budgets = [[_over(curves, panel, "tuned", key, "test_accuracy") for panel in experiment.panels_at(plan.scale)]
+    budgets = [[_over(runs, panel, "tuned", key, "test_accuracy") for panel in experiment.panels_at(plan.scale)]
                for key in ("gradients", "megabytes")]  # fmt: skip
     draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", textwrap.fill(note, 150), formats)
 
 
-def _rows(plan: Plan, curves: list[Curve], measured: list[Measure]) -> list[list[View]]:
+def _rows(plan: Plan, runs: Runs, measured: list[Measure]) -> list[list[View]]:
     """Return the diagrams of an experiment: its ends for a sweep, otherwise the curves of every panel and protocol."""
     experiment, panels = plan.experiment, list(plan.experiment.panels_at(plan.scale))
     protocols = [protocol for protocol in plan.protocols if protocol in DRAWN]
@@ -50,8 +51,8 @@ def _rows(plan: Plan, curves: list[Curve], measured: list[Measure]) -> list[list
                 for protocol in protocols]  # fmt: skip
     metrics = ["test_accuracy", *(["test_loss"] if experiment.loss else [])]
     if len(panels) == 1:
-        return [[_over(curves, panels[0], protocol, "round", metric) for protocol in protocols] for metric in metrics]
-    return [[_over(curves, panel, protocol, "round", metric) for panel in panels]
+        return [[_over(runs, panels[0], protocol, "round", metric) for protocol in protocols] for metric in metrics]
+    return [[_over(runs, panel, protocol, "round", metric) for panel in panels]
             for metric in metrics for protocol in protocols]  # fmt: skip
 
 
@@ -64,19 +65,19 @@ def _rankings(measured: list[Measure], key: str) -> dict[str, dict[str, list[flo
     return found
 
 
-def _over(curves: list[Curve], panel: str, protocol: str, key: str, metric: str) -> View:
+def _over(runs: Runs, panel: str, protocol: str, key: str, metric: str) -> View:
     """Draw a metric over rounds, gradients or megabytes."""
     series: dict[str, Series] = {}
-    drawn = [curve for curve in curves if curve.diverged is None]
-    error = metric == "test_accuracy" and max((_top(curve) for curve in drawn), default=0.0) > SATURATED
-    for curve in curves:
-        if curve.case[:2] == (panel, protocol):
-            line = series.setdefault(curve.case.line, Series(curve.case.line, _rates(curve.hyper)))
-            if curve.diverged is not None:
+    drawn = [run for run in runs.values() if run.diverged is None]
+    error = metric == "test_accuracy" and max(map(_top, drawn), default=0.0) > SATURATED
+    for (case, hyper, _), run in runs.items():
+        if case[:2] == (panel, protocol):
+            line = series.setdefault(case.line, Series(case.line, _rates(hyper)))
+            if run.diverged is not None:
                 line.diverged += 1
             else:
-                x = [megabytes(row) if key == "megabytes" else row[key] for row in curve.history]
-                line.runs.append((x, [1 - row[metric] if error else row[metric] for row in curve.history]))
+                x = [megabytes(row) if key == "megabytes" else row[key] for row in run.rows]
+                line.runs.append((x, [1 - row[metric] if error else row[metric] for row in run.rows]))
     names = {"round": "rounds", "gradients": "minibatch gradients, all clients", "megabytes": "MB down and up"}
     return View(
         f"{panel}: {PROTOCOLS[protocol]}", names[key], "test error" if error else metric.replace("_", " "),
@@ -84,8 +85,8 @@ def _over(curves: list[Curve], panel: str, protocol: str, key: str, metric: str)
     )  # fmt: skip
 
 
-def _top(curve: Curve) -> float:
-    return max((row["test_accuracy"] for row in curve.history), default=0.0)
+def _top(run: StoredRun) -> float:
+    return max((row["test_accuracy"] for row in run.rows), default=0.0)
 
 
 def _rates(hyper: Hyper) -> str:

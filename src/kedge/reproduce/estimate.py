@@ -26,14 +26,14 @@ PRODUCTS, CONVOLUTIONS, STEP, SETUP = 70e9, 25e9, 5e-5, 0.1
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Workload:
     """The runs of an experiment and the seconds they take on one core."""
 
     runs: int
     seconds: float
 
-    def __add__(self, other: "Estimate") -> "Estimate":
-        return Estimate(self.runs + other.runs, self.seconds + other.seconds)
+    def __add__(self, other: "Workload") -> "Workload":
+        return Workload(self.runs + other.runs, self.seconds + other.seconds)
 
     def on(self, cores: int) -> str:
         """Format the time it takes on so many cores."""
@@ -44,23 +44,23 @@ class Estimate:
         return f"{max(1, seconds):.0f} s"
 
 
-def estimate(plan: Plan) -> Estimate:
+def estimate(plan: Plan) -> Workload:
     """Estimate an experiment at a scale; the runs of a case differ in hyper-parameters and seeds, not in their cost."""
-    total = Estimate(0, 0.0)
+    total = Workload(0, 0.0)
     for case, grid in plan.grids().items():
         axes = sum(len({getattr(point, axis) for point in grid}) > 1 for axis in Hyper._fields)
         halving = 2 * axes if "finer" in plan.protocols else 0
         count = (max(len(grid), plan.size.tuning.budget) + halving) * plan.size.tuning.seeds
-        total += Estimate(count, count * run_seconds(plan.search(case, grid[0], 0)))
+        total += Workload(count, count * run_seconds(plan.search(case, grid[0], 0)))
     for case in plan.cases():
         count = len(plan.seeds)
-        total += Estimate(count, count * run_seconds(plan.final(case, plan.grid(case)[0], 0)))
+        total += Workload(count, count * run_seconds(plan.final(case, plan.grid(case)[0], 0)))
     return total
 
 
 def cost_table() -> list[list[str]]:
     """Return one row per figure and one for their sum: name, name in the paper, what it shows, and costs."""
-    rows, total = [], dict.fromkeys(SCALES, Estimate(0, 0.0))
+    rows, total = [], dict.fromkeys(SCALES, Workload(0, 0.0))
     for name in names():
         experiment = load(name)
         costs = {scale: estimate(Plan(experiment, scale)) for scale in SCALES if scale in experiment.scales}

@@ -48,6 +48,14 @@ class Case(NamedTuple):
     line: str
 
 
+class Trial(NamedTuple):
+    """What one final run tries."""
+
+    case: Case
+    hyper: Hyper
+    seed: int
+
+
 Grids = Mapping[Case, list[Hyper]]
 """What the lines choose from."""
 

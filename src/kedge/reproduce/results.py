@@ -1,10 +1,11 @@
 """The results of an experiment's runs: one row of measures per run, kept in small CSV files."""
 
 import csv
+import hashlib
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kedge.files import write_csv
-from kedge.reproduce.plan import Case, Hyper
-from kedge.runs.reader import Row
+from kedge.reproduce.plan import Case, Trial
+from kedge.runs.reader import MODEL, Row, StoredRun
+from kedge.runs.search import end
 
 LAST = 0.2
 """What counts as the end of a run: the evaluations of its last fifth, whose mean is less noisy than the last one."""
@@ -28,16 +30,8 @@ TARGET_STEP = 0.005
 SERIOUS = 0.75
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One run."""
-
-    case: Case
-    hyper: Hyper
-    seed: int
-    history: list[Row]
-    diverged: int | None = None
-    model: str = ""  # a hash of its final model
+Runs = Mapping[Trial, StoredRun]
+"""The final runs of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Measure:
 
 def final(history: list[Row], key: str) -> float:
     """Return the mean of a metric over the last fifth of the evaluations."""
-    return statistics.fmean(row[key] for row in history[-max(1, round(LAST * len(history))) :])
+    return end(history, key, LAST)
 
 
 def megabytes(row: Row) -> float:
@@ -84,11 +78,10 @@ def megabytes(row: Row) -> float:
     return (row["bytes_down"] + row["bytes_up"]) / 1e6
 
 
-def measures(curves: Iterable[Curve]) -> list[Measure]:
+def measures(runs: Runs) -> list[Measure]:
     """Measure every run; targets and budgets are those of its panel."""
-    curves = list(curves)
-    goals = {curve.case[:2]: _goals(curves, curve.case) for curve in curves}
-    return [_measure(curve, goals[curve.case[:2]]) for curve in curves]
+    goals = {trial.case[:2]: _goals(runs, trial.case) for trial in runs}
+    return [_measure(trial, run, goals[trial.case[:2]]) for trial, run in runs.items()]
 
 
 class _Goals(NamedTuple):
@@ -97,19 +90,23 @@ class _Goals(NamedTuple):
     megabytes: float
 
 
-def _goals(curves: list[Curve], case: Case) -> _Goals:
+def _goals(runs: Runs, case: Case) -> _Goals:
     """Return the target and budgets of a panel's runs.
 
     The target is where the weakest of its tuned lines ends, rounded down to half a percent, so that all can reach it;
     lines below three quarters of the best do not count. Budgets are what the cheapest line of the protocol spends.
     """
-    sound = [curve for curve in curves if curve.case.panel == case.panel and curve.diverged is None and curve.history]
+    sound: dict[Case, list[list[Row]]] = {trial.case: [] for trial in runs if trial.case.panel == case.panel}
+    for trial, run in runs.items():
+        if trial.case in sound and run.last is not None:
+            sound[trial.case].append(run.rows)
     ends: dict[str, list[float]] = {}
-    for curve in [curve for curve in sound if curve.case.protocol == "tuned"] or sound:
-        ends.setdefault(curve.case.line, []).append(final(curve.history, "test_accuracy"))
-    means = [statistics.fmean(values) for values in ends.values()]
+    tuned = {own: rows for own, rows in sound.items() if own.protocol == "tuned"}
+    for own, histories in (tuned if any(tuned.values()) else sound).items():
+        ends.setdefault(own.line, []).extend(final(rows, "test_accuracy") for rows in histories)
+    means = [statistics.fmean(values) for values in ends.values() if values]
     weakest = min((mean for mean in means if mean >= SERIOUS * max(means)), default=1.0)
-    spent = [curve.history[-1] for curve in sound if curve.case.protocol == case.protocol]
+    spent = [rows[-1] for own, histories in sound.items() if own.protocol == case.protocol for rows in histories]
     return _Goals(
         math.floor(weakest / TARGET_STEP) * TARGET_STEP,
         min((row["gradients"] for row in spent), default=math.inf),
@@ -117,18 +114,18 @@ def _goals(curves: list[Curve], case: Case) -> _Goals:
     )
 
 
-def _measure(curve: Curve, goals: _Goals) -> Measure:
-    history, case, hyper = curve.history, curve.case, curve.hyper
+def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
+    history = run.rows
     common: dict[str, Any] = {
-        **case._asdict(), **hyper._asdict(), "seed": curve.seed, "diverged": curve.diverged, "model": curve.model,
-        "target": goals.target,
+        **trial.case._asdict(), **trial.hyper._asdict(), "seed": trial.seed, "diverged": run.diverged,
+        "model": _hash(run.path / MODEL), "target": goals.target,
     }  # fmt: skip
-    if curve.diverged is not None or not history:
+    if run.last is None:
         spent = history[-1] if history else {"gradients": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
         never: dict[str, Any] = dict.fromkeys(("rounds_to", "gradients_to", "megabytes_to"), math.inf)
         return Measure(
             **common, **never, accuracy=CHANCE, loss=math.inf, area=CHANCE, best=_best(history), at_gradients=CHANCE,
-            at_bytes=CHANCE, step_norm=None, rounds=curve.diverged or 0, gradients=spent["gradients"],
+            at_bytes=CHANCE, step_norm=None, rounds=run.diverged or 0, gradients=spent["gradients"],
             megabytes=megabytes(spent),
         )  # fmt: skip
     rounds, accuracy = _line(history, lambda row: row["round"])
@@ -151,6 +148,11 @@ def _measure(curve: Curve, goals: _Goals) -> Measure:
         gradients=history[-1]["gradients"],
         megabytes=megabytes(history[-1]),
     )
+
+
+def _hash(model: Path) -> str:
+    """Return a hash of a final model's file; empty if the run left none."""
+    return hashlib.sha256(model.read_bytes()).hexdigest()[:16] if model.is_file() else ""
 
 
 def _best(history: list[Row]) -> float:
@@ -205,15 +207,15 @@ def _parsed(row: dict[str, str]) -> Measure:
     return Measure(**values)
 
 
-def write_curves(path: Path, curves: Iterable[Curve]) -> None:
+def write_curves(path: Path, runs: Runs) -> None:
     """Write one row per evaluation, without the seconds, which vary."""
     rows = [
         {
-            **curve.case._asdict(), "seed": curve.seed,
+            **trial.case._asdict(), "seed": trial.seed,
             **{key: row[key] for key in ("round", "test_accuracy", "test_loss", "gradients")},
             "megabytes": megabytes(row), "step_norm": row.get("step_norm"),
         }
-        for curve in curves
-        for row in curve.history
+        for trial, run in runs.items()
+        for row in run.rows
     ]  # fmt: skip
     write_csv(path, rows, digits=DIGITS)

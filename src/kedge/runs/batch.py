@@ -9,13 +9,13 @@ import time
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from kedge.checks import whole
 from kedge.errors import RunWarning, UsageError
-from kedge.files import WriteError, claimed, refuse_link
+from kedge.files import WriteError, claimed, refuse_difference, refuse_link
 from kedge.problem import DATASETS
 from kedge.runs.config import (
     TEST_SAMPLES,
@@ -30,12 +30,20 @@ from kedge.runs.config import (
 from kedge.runs.directory import RunDirectory, to_toml
 from kedge.runs.live import StopWhen, Watch
 from kedge.runs.processes import Ended, Message, Played, QueuedRun, Send, Stop, Warned, run_in_processes
-from kedge.runs.reader import FINGERPRINT, MODEL, Row, read_config, read_fingerprint, read_rows, read_summary
+from kedge.runs.reader import (
+    FINGERPRINT,
+    MODEL,
+    Row,
+    StoredRun,
+    read_config,
+    read_fingerprint,
+    read_rows,
+    read_summary,
+)
 from kedge.runs.settings import SETTINGS
 from kedge.runs.simulate import DivergedError
 from kedge.settings import Settings
 from kedge.simulator import Simulation
-from kedge.simulator.checkpoint import refuse_difference
 from kedge.simulator.fingerprint import data_fingerprint
 
 FREE = frozenset(key for key, each in SETTINGS.items() if each.free)
@@ -46,29 +54,6 @@ OFTEN = 0.1
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of a job."""
-
-    path: Path
-    history: list[Row]
-    """One row per evaluated round, up to the requested rounds."""
-    diverged: int | None = None
-    """The round in which it diverged."""
-    error: str | None = None
-    """Why it failed, in one sentence; calling again tries again."""
-
-    @property
-    def last(self) -> Row | None:
-        """The last row of a finished run; None if it diverged or failed."""
-        return self.history[-1] if self.diverged is None and self.error is None else None
-
-    @property
-    def round(self) -> int:
-        """How many rounds it played, as far as is known."""
-        return self.diverged or int(self.history[-1]["round"] if self.history else 0)
-
-
-@dataclass(frozen=True)
 class Event:
     """Something that happened to a job: it has played a round, or it has ended."""
 
@@ -76,8 +61,8 @@ class Event:
     round: int
     row: Row | None = None
     """The round's metrics, if it was evaluated."""
-    outcome: Outcome | None = None
-    """Set when the job has ended."""
+    ended: StoredRun | None = None
+    """The run, when the job has ended."""
     found: bool = False
     """Whether it had ended before this call: its directory was read."""
 
@@ -88,8 +73,8 @@ def run_batch(
     processes: int | None = None,
     watch: Callable[[Event], None] = lambda event: None,
     stop: Stop = lambda: False,
-) -> dict[str, Outcome]:
-    """Run checked configurations, each in the directory ``root / name``, and return their outcomes.
+) -> dict[str, StoredRun]:
+    """Run checked configurations, each in the directory ``root / name``, and return the runs that have ended.
 
     Args:
         jobs: a configuration per name. All directories are checked before the first run starts; one that holds a
@@ -103,14 +88,15 @@ def run_batch(
             Ctrl-C where there are several at once; it is then raised. What was stopped or not started is missing from
             the result.
 
-    A job that fails, diverges, or whose process is killed says so in its outcome and does not stop the others.
+    A run that fails, diverges, or whose process is killed says so and does not stop the others; calling again tries
+    what failed again.
     """
     count = available_cores() if processes is None else whole("processes", processes, 1)
-    outcomes: dict[str, Outcome] = {}
+    ended: dict[str, StoredRun] = {}
 
-    def end(name: str, outcome: Outcome, *, found: bool = False) -> None:
-        outcomes[name] = outcome
-        watch(Event(name, outcome.round, outcome=outcome, found=found))
+    def end(name: str, run: StoredRun, *, found: bool = False) -> None:
+        ended[name] = run
+        watch(Event(name, run.round, ended=run, found=found))
 
     def report(name: str, message: Message) -> None:
         match message:
@@ -119,18 +105,19 @@ def run_batch(
             case Warned(text):
                 warnings.warn(text, RunWarning, stacklevel=2)
             case Ended(None):
-                outcome = read_outcome(root / name, jobs[name])
-                if outcome is not None:  # otherwise it was stopped
-                    end(name, outcome)
+                run = read_ended(root / name, jobs[name])
+                if run is not None:  # otherwise it was stopped
+                    end(name, run)
             case Ended(error):
-                end(name, Outcome(root / name, read_rows(root / name).rows, error=error))
+                rows = read_rows(root / name).rows
+                end(name, StoredRun(root / name, resolved(jobs[name]), rows, error=error))
 
     with claimed(root):
-        before = {name: read_outcome(root / name, config) for name, config in jobs.items()}
-        _check_data({root / name: jobs[name] for name, outcome in before.items() if outcome is not None})
-        for name, outcome in before.items():
-            if outcome is not None:
-                end(name, outcome, found=True)
+        before = {name: read_ended(root / name, config) for name, config in jobs.items()}
+        _check_data({root / name: jobs[name] for name, run in before.items() if run is not None})
+        for name, run in before.items():
+            if run is not None:
+                end(name, run, found=True)
         waiting = [QueuedRun(name, root / name, jobs[name], _key(jobs[name])) for name in jobs if before[name] is None]
         if min(count, len(waiting)) > 1:
             run_in_processes(play_alone, waiting, count, report, stop)
@@ -138,7 +125,7 @@ def run_batch(
             for job in waiting:
                 if not stop():
                     _play(job, job.config, partial(report, job.name), stop)
-    return {name: outcomes[name] for name in jobs if name in outcomes}
+    return {name: ended[name] for name in jobs if name in ended}
 
 
 def available_cores() -> int:
@@ -146,8 +133,8 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read_outcome(path: Path, config: Config) -> Outcome | None:
-    """Return the outcome of the run in a directory for the rounds of ``config``; None if some are yet to be played."""
+def read_ended(path: Path, config: Config) -> StoredRun | None:
+    """Return the run in a directory as it was after the rounds of ``config``; None if some are yet to be played."""
     refuse_link(path)
     RunDirectory(path, resume=True)
     _check_same(path, config)
@@ -155,14 +142,18 @@ def read_outcome(path: Path, config: Config) -> Outcome | None:
     # As a run of just these rounds would have them: one that was shorter or longer has a row where it ended.
     every = eval_every(config)
     history = [row for row in rows if row["round"] == rounds or (row["round"] < rounds and row["round"] % every == 0)]
-    diverged = None if summary is None else summary.get("diverged_in_round")
+    run = StoredRun(path, resolved(config), history, summary)
+    diverged = run.diverged
     if diverged is not None and diverged <= rounds:
-        return Outcome(path, history, diverged)
+        return run
     if summary is not None and diverged is None and not (path / MODEL).is_file():
         return None  # to be rewritten from the checkpoint
     evaluated = bool(history) and history[-1]["round"] == rounds
     # A row may be there although the run was killed before its model was: it is whole if there is a summary, or more.
-    return Outcome(path, history) if evaluated and (summary is not None or rows[-1]["round"] > rounds) else None
+    if not evaluated or (summary is None and rows[-1]["round"] == rounds):
+        return None
+    at_the_end = summary is not None and summary.get("round") == rounds
+    return run if at_the_end else replace(run, summary=dict(history[-1]))
 
 
 def rehearse(config: Config) -> None:

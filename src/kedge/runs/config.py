@@ -73,12 +73,18 @@ def check_values(values: Mapping[str, Any] | list[Any], place: str = "") -> None
     """
     for key, value in values.items() if isinstance(values, Mapping) else ((place, value) for value in values):
         name = f"{place}.{key}" if place and isinstance(values, Mapping) else key
+        if not _is_text(key):
+            raise UsageError(f"{shown(name)} is the name of a setting, but must be UTF-8 and without zeros")
         if isinstance(value, int) and value.bit_length() > 63:
             raise UsageError(f"{name} is {shown(value)}, but a whole number has at most 63 bits")
-        if isinstance(value, str) and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in value):
+        if isinstance(value, str) and not _is_text(value):
             raise UsageError(f"{name} is {shown(value)}, but text in a configuration must be UTF-8 and without zeros")
         if isinstance(value, Mapping | list):
             check_values(value, name)
+
+
+def _is_text(text: str) -> bool:
+    return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from kedge.errors import UsageError
-from kedge.files import PART, append, claimed, cut, flush, refuse_link, remove, write_atomically
+from kedge.files import PART, append, claimed, cut, flush, refuse_difference, refuse_link, remove, write_atomically
 from kedge.runs.reader import (
     CHECKPOINTS,
     CONFIG,
@@ -25,7 +25,6 @@ from kedge.runs.reader import (
     read_fingerprint,
     read_rows,
 )
-from kedge.simulator.checkpoint import refuse_difference
 
 
 class RunDirectory:

@@ -43,19 +43,19 @@ BEAT = 2.0
 ADVICE = "a launcher such as torchrun sets it; without one, unset RANK"
 
 
-class Place(NamedTuple):
+class Membership(NamedTuple):
     """Which process this is, and how many there are."""
 
     rank: int
     world: int
 
 
-def place() -> Place | None:
+def membership() -> Membership | None:
     """Return what a launcher has put into the environment; None without a launcher."""
     if "RANK" not in os.environ:
         return None
     count = _number("WORLD_SIZE", 1)
-    return Place(_number("RANK", 0, count - 1), count)
+    return Membership(_number("RANK", 0, count - 1), count)
 
 
 def _number(name: str, least: int, most: int = 10**6) -> int:
@@ -69,12 +69,12 @@ def _number(name: str, least: int, most: int = 10**6) -> int:
 
 def is_rank() -> bool:
     """Whether a launcher has started this process as one of several."""
-    return place() is not None
+    return membership() is not None
 
 
 def is_follower() -> bool:
     """Whether this is not the first of them, which keeps the directory and talks to the user."""
-    here = place()
+    here = membership()
     return here is not None and here.rank != 0
 
 
@@ -91,7 +91,7 @@ def _unsaid(text: str) -> None:
 @contextmanager
 def joined(stall_timeout: float = RunSettings().stall_timeout, say: Callable[[str], None] = _unsaid) -> Iterator[None]:
     """Join the processes that a launcher has started with this one; alone, do nothing."""
-    here = place()
+    here = membership()
     if here is None or here.world == 1:
         yield
     elif SOCKETS in os.environ:
@@ -112,7 +112,7 @@ def _tell(what: bytes) -> None:
         os.write(int(os.environ[LAUNCHER]), what)
 
 
-def _inherited(here: Place) -> SocketTransport:
+def _inherited(here: Membership) -> SocketTransport:
     """Return the sockets that `kedge run --workers` created."""
     given = os.environ.pop(SOCKETS)
     others = [rank for rank in range(here.world) if rank != here.rank]
@@ -127,7 +127,7 @@ def _inherited(here: Place) -> SocketTransport:
 
 
 @contextmanager
-def _met(here: Place, stall_timeout: float, say: Callable[[str], None]) -> Iterator[None]:
+def _met(here: Membership, stall_timeout: float, say: Callable[[str], None]) -> Iterator[None]:
     """Meet the others at MASTER_ADDR and MASTER_PORT, and watch that they answer."""
     address, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 1, 65535)
     if not address:
@@ -181,7 +181,7 @@ def _beat(rank: int) -> str:
 
 
 def _attend(
-    store: Store, here: Place, stall_timeout: float, say: Callable[[str], None], ended: threading.Event
+    store: Store, here: Membership, stall_timeout: float, say: Callable[[str], None], ended: threading.Event
 ) -> None:
     """Send heartbeats and listen for those of the others; end this process when one of them has stalled.
 

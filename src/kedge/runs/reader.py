@@ -76,7 +76,7 @@ _FINGERPRINT = TypeAdapter(dict[str, str | int | float | None], config=ConfigDic
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a directory says about a run."""
+    """A run: what its directory says about it, while it is in progress and after it has ended."""
 
     path: Path
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -87,6 +87,8 @@ class StoredRun:
     """The result of the run; None while it is in progress, or if it was interrupted."""
     problems: tuple[str, ...] = ()
     """What is missing or damaged, in one sentence each."""
+    error: str | None = None
+    """Why it failed, in one sentence; only the batch that ran it knows."""
 
     @property
     def finished(self) -> bool:
@@ -97,6 +99,21 @@ class StoredRun:
     def diverged(self) -> int | None:
         """The round in which it diverged."""
         return None if self.summary is None else self.summary.get("diverged_in_round")
+
+    @property
+    def last(self) -> Row | None:
+        """The last row of a finished run; None if it diverged, failed or has not ended."""
+        return self.rows[-1] if self.finished and self.error is None and self.rows else None
+
+    @property
+    def round(self) -> int:
+        """How many rounds it has played, as far as is known."""
+        return self.diverged or int(self.rows[-1]["round"] if self.rows else 0)
+
+    @property
+    def seed(self) -> int:
+        """The seed of its configuration."""
+        return int(self.config["run"]["seed"])
 
 
 def read_run(path: str | os.PathLike[str]) -> StoredRun:

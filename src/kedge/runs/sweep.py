@@ -3,9 +3,8 @@
 Its directory holds `sweep.toml`, which says what it is, and `runs/<point>-seed<k>/`, ordinary directories of runs.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,14 @@ from kedge.checks import whole
 from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
 from kedge.problem import DATASETS
-from kedge.runs.batch import FREE, Event, Outcome, available_cores, rehearse, run_batch
+from kedge.runs.batch import FREE, Event, available_cores, rehearse, run_batch
 from kedge.runs.config import Config, absolute_place, check, eval_every, merged
 from kedge.runs.directory import to_toml
 from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
 from kedge.runs.optuna_search import FILE as STUDY
 from kedge.runs.optuna_search import Study, require_optuna
 from kedge.runs.reader import read_toml
-
-METRICS = {"test_accuracy": True, "test_loss": False}
-"""The metrics of a sweep, and whether higher is better."""
+from kedge.runs.search import METRICS, Standing, ranked
 
 FILE = "sweep.toml"
 
@@ -166,69 +163,6 @@ def _refuse(name: str, there: Any, here: Any) -> None:
     raise UsageError(f"the existing sweep is different: {name} is {said(there)} there, but {said(here)} here")
 
 
-@dataclass
-class Standing:
-    """The standing of a point."""
-
-    name: str
-    point: Point
-    seeds: int
-    rounds: int = 0
-    """How far its runs go, or went before it was stopped."""
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    """By seed, of the runs that have ended."""
-    stopped: bool = False
-    """It was not among the best of its rung."""
-
-    @property
-    def diverged(self) -> int:
-        """How many of its runs did."""
-        return sum(outcome.diverged is not None for outcome in self.outcomes.values())
-
-    @property
-    def failed(self) -> int:
-        """How many of its runs did."""
-        return sum(outcome.error is not None for outcome in self.outcomes.values())
-
-    @property
-    def state(self) -> str:
-        """In a word."""
-        if self.failed:
-            return "failed"
-        if self.diverged:
-            return "diverged"
-        if self.stopped:
-            return "stopped"
-        return "finished" if len(self.outcomes) == self.seeds else "running" if self.outcomes else "waiting"
-
-    def values(self, metric: str) -> list[float]:
-        """Return the final metric of every finished run."""
-        rows = [outcome.last for outcome in self.outcomes.values() if outcome.last is not None]
-        return [row[metric] for row in rows if metric in row]
-
-    def mean(self, metric: str) -> float | None:
-        """Return the mean over the seeds; None if there is none, or if a run diverged or failed."""
-        values = self.values(metric)
-        return statistics.fmean(values) if values and not self.diverged and not self.failed else None
-
-    def spread(self, metric: str) -> float | None:
-        """Return the standard deviation over the seeds."""
-        values = self.values(metric)
-        return statistics.stdev(values) if len(values) > 1 else None
-
-
-def ranked(standings: Iterable[Standing], metric: str) -> list[Standing]:
-    """Return the best first: those that went furthest, by the metric; what diverged or failed comes last."""
-
-    def place(standing: Standing) -> tuple[bool, int, float]:
-        mean = standing.mean(metric)
-        if mean is None:
-            return (True, 0, 0.0)
-        return (False, -standing.rounds, -mean if METRICS[metric] else mean)
-
-    return sorted(standings, key=place)
-
-
 def rungs(count: int, rounds: int, factor: int) -> list[tuple[int, int]]:
     """Return how many points play up to which round, rung after rung: the last rung plays all rounds."""
     sizes = [count]
@@ -335,13 +269,13 @@ class Sweep:
                 name = f"{standing.name}-seed{config.run.seed}"
                 jobs[name] = config
                 self._jobs[name] = standing, config.run.seed
-                if config.run.rounds > standing.rounds:  # its outcome in an earlier rung no longer counts
-                    standing.rounds, standing.outcomes = config.run.rounds, {}
+                if config.run.rounds > standing.rounds:  # how it ended in an earlier rung no longer counts
+                    standing.rounds, standing.runs = config.run.rounds, {}
         return len(run_batch(jobs, self.path / "runs", self.processes, self._follow, self._stop)) == len(jobs)
 
     def _follow(self, event: Event) -> None:
         standing, seed = self._jobs[event.name]
-        self.rounds[event.name] = event.round if event.outcome is None else standing.rounds
-        if event.outcome is not None:
-            standing.outcomes[seed] = event.outcome
+        self.rounds[event.name] = event.round if event.ended is None else standing.rounds
+        if event.ended is not None:
+            standing.runs[seed] = event.ended
         self.watch(event)

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kedge.errors import RunWarning, UsageError
-from kedge.files import make_directory, read, refuse_link, remove, write_atomically
+from kedge.files import make_directory, read, refuse_difference, refuse_link, remove, write_atomically
 from kedge.simulator.store import Rows
 
 FORMAT = 2
@@ -305,12 +305,3 @@ def _read(path: Path) -> Manifest:
     if manifest.round != _number(path):
         raise _DamagedError(f"{path} is damaged (it belongs to round {manifest.round})")
     return manifest
-
-
-def refuse_difference(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, complete: bool = True) -> None:
-    """Refuse a different configuration, naming the first difference; without ``complete``, compare only common keys."""
-    for key in [*here, *there]:
-        if there.get(key) != here.get(key) and (complete or (key in there and key in here)):
-            raise UsageError(
-                f"{path} has a different configuration: {key} is {there.get(key)!r} there, but {here.get(key)!r} here"
-            )

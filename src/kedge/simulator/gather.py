@@ -16,9 +16,9 @@ import torch
 from kedge.direction import Vector
 from kedge.exchange import Effort
 from kedge.round import Question, Rounds, Total
+from kedge.shards import Node, Sums, within
 from kedge.simulator.crew import Crew
 from kedge.simulator.ranks import Move, Processes
-from kedge.simulator.shards import Node, Sums, within
 from kedge.simulator.store import ClientStore, Rows
 
 
@@ -49,7 +49,7 @@ class Gatherer:
             weight = self.rounds.weight(question.exchange, reply.client) if weighted else 1.0
             sums.add(self._shard(reply.client), self.rounds.summands(question, reply, weight))
         layout = self.rounds.layout(question, self.x)
-        return Total(self.processes.total(sums.finished(), branches, (0, shards), layout), len(clients))
+        return Total(self.processes.total(sums.finished(), branches, (0, shards), layout), clients)
 
     def has(self, client: int) -> bool:
         """Whether this process knows the client's state."""
@@ -68,7 +68,7 @@ class Gatherer:
         return {}
 
     def _shard(self, client: int) -> int:
-        return client * self.rounds.settings.shards // len(self.rounds.sizes)
+        return self.rounds.shard(client)
 
     def _loads(self, question: Question, clients: list[int]) -> list[float]:
         """Return the work in each shard."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import UnlikeError
-from kedge.simulator.shards import Node, Values, completed
+from kedge.shards import Node, Values, completed
 from kedge.simulator.store import Rows
 from kedge.simulator.transport import Transport, current
 

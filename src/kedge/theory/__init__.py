@@ -1,0 +1,10 @@
+"""The paper's theory as a tool: rates, settings from the theorems, measured constants, the proof's quantities in a run.
+
+What it says and how it was checked is in docs/theory.md.
+"""
+
+from kedge.theory.constants import Constants
+from kedge.theory.tables import RATES, Rate, rates
+from kedge.theory.theorems import Condition, TheorySettings, settings
+
+__all__ = ["RATES", "Condition", "Constants", "Rate", "TheorySettings", "rates", "settings"]
