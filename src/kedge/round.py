@@ -35,6 +35,9 @@ OPENING = -1
 ASKED = 1 << 32
 """The number of an exchange asked outside the rounds: it draws minibatches that no exchange of a round draws."""
 
+FORMS = 16
+"""How many exchanges' forms are remembered."""
+
 
 class Question(NamedTuple):
     """What the server sends in one exchange, the same to every client it asks."""
@@ -248,6 +251,8 @@ class Rounds:
     def form(self, exchange: AnyExchange) -> Form:
         """Return the form of an exchange's reply."""
         if exchange not in self._forms:
+            if len(self._forms) >= FORMS:
+                self._forms.clear()  # a question may hold a vector, and every question is another one
             self._forms[exchange] = Form.of(self.algorithm, exchange)
         return self._forms[exchange]
 

@@ -12,6 +12,7 @@ true in one of them, and its rows are kept.
 """
 
 import numbers
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class LiveRun:
 
     def __init__(self, simulation: Simulation, rounds: int, history: list[Row]) -> None:
         self._simulation = simulation
+        self._asking = 0.0
         self.rounds = rounds
         """How many rounds the run will play."""
         self.history = history
@@ -62,6 +64,11 @@ class LiveRun:
         return self._simulation.model
 
     @property
+    def simulation(self) -> Simulation:
+        """The run itself: its algorithm, settings and federation."""
+        return self._simulation
+
+    @property
     def leads(self) -> bool:
         """Whether this is the process that keeps the history; a run of one process always is."""
         return self._simulation.processes.leads
@@ -72,7 +79,15 @@ class LiveRun:
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> Answer:
         """Ask clients (None: all) a question such as `kedge.FullGradient`; no trace is left, no cost is counted."""
-        return self._simulation.ask(exchange, clients)
+        began = time.perf_counter()
+        answer = self._simulation.ask(exchange, clients)
+        self._asking += time.perf_counter() - began
+        return answer
+
+    def take_asking(self) -> float:
+        """Return the seconds that questions took since the last call: they are not part of the run's."""
+        asking, self._asking = self._asking, 0.0
+        return asking
 
     def stop(self) -> None:
         """End the run after this round; with a directory, a checkpoint is left to resume from."""
