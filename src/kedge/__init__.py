@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
-    from kedge import theory
+    from kedge import schedules, theory
     from kedge.algorithm import Algorithm, SingleExchange, hyper
     from kedge.algorithms import (
         ALGORITHMS,
@@ -80,7 +80,7 @@ _HOMES = (
 """The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
 
-_ROOMS = ("theory",)
+_ROOMS = ("schedules", "theory")
 """Packages that are used by their own name, as in kedge.theory.measure."""
 
 __all__ = [
@@ -148,6 +148,7 @@ __all__ = [
     "quadratics",
     "read_run",
     "read_runs",
+    "schedules",
     "simulate",
     "theory",
 ]

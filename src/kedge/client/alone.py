@@ -41,13 +41,11 @@ class Client:
         self._flat = FlatModule(model, torch.device("cpu"))
         self._features, self._labels = _samples(features, self._flat.initial.dtype), tensor(labels, "the labels")
         rows = torch.arange(len(self._labels))
-        self._steps = ClientSteps(
-            self._flat, Autograd(self._flat, loss), self._features, self._labels, lambda _: rows, settings.weight_decay
-        )
+        self._steps = ClientSteps(self._flat, Autograd(self._flat, loss), self._features, self._labels, lambda _: rows)
         some = slice(settings.batch_size)
         who = f"a minibatch of client {number} has {len(self._labels[some])} sample"
         random = try_model(self._flat, self._features[some], self._labels[some], loss, [self._labels], who)
-        self._rules = Rules(algorithm.eta, settings, random)
+        self._rules = Rules(algorithm, settings, random)
 
     @property
     def samples(self) -> int:
@@ -56,7 +54,7 @@ class Client:
 
     def initial_state(self) -> Any:
         """Return the state of a client that has not taken part yet."""
-        return self.algorithm.init_client(self._flat.initial)
+        return self.algorithm.at(0).init_client(self._flat.initial)
 
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""

@@ -22,6 +22,7 @@ from kedge.runs.joining import own_device
 from kedge.runs.settings import Config as Config
 from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
+from kedge.schedules import Schedule
 from kedge.simulator.simulation import usable_device
 from kedge.theory import Diagnose
 
@@ -163,7 +164,10 @@ def _check_source(name: str, recorded: str | None) -> None:
 def resolved(config: Config) -> dict[str, dict[str, Any]]:
     """Return every setting, with the defaults that depend on others filled in."""
     sections = {name: getattr(config, name).written() for name in Config.sections}
-    sections["algorithm"] = {"name": config.algorithm.name, **dataclasses.asdict(algorithm_of(config))}
+    algorithm = algorithm_of(config)
+    hyper = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    written = {name: str(value) if isinstance(value, Schedule) else value for name, value in hyper.items()}
+    sections["algorithm"] = {"name": config.algorithm.name, **written}
     sections["run"]["eval_every"] = eval_every(config)
     sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
     if (place := Place.parse(config.algorithm.name)) is not None:

@@ -192,5 +192,5 @@ def _why(run: Simulation) -> str:
     name = type(run.algorithm).__name__
     return (
         f"{name} diverged: the loss is not finite in round {run.round}; "
-        f"the likely cause is a learning rate that is too large (eta is {run.algorithm.eta:g})"
+        f"the likely cause is a learning rate that is too large (eta is {run.algorithm.at(run.round - 1).eta:g})"
     )

@@ -80,8 +80,8 @@ class Simulation:
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
-        self._store = ClientStore(lambda: algorithm.init_client(x), state_memory, scratch)
-        rules = Rules(algorithm.eta, self.settings, self.random)
+        self._store = ClientStore(lambda: algorithm.at(0).init_client(x), state_memory, scratch)
+        rules = Rules(algorithm, self.settings, self.random)
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
@@ -96,8 +96,7 @@ class Simulation:
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
-            decay = self.settings.weight_decay
-            return make_engines(name, count, self.initial_model, self.federation, self.loss, decay, device)
+            return make_engines(name, count, self.initial_model, self.federation, self.loss, device)
 
         (first,) = engines(1)
         alone = device.type != "cpu" or (self.random and first.name == ModuleEngine.name)
@@ -127,8 +126,8 @@ class Simulation:
             raise UsageError(
                 f"batch_size is {settings.batch_size}, but client {smallest} has only {sizes[smallest]} samples"
             )
-        most = Effort(int(settings.steps(sizes).max()))
-        for exchange in (*self.algorithm.opening(), *self.algorithm.exchanges(0, settings.seed)):
+        most, first = Effort(int(settings.steps(sizes).max())), self.algorithm.at(0)
+        for exchange in (*first.opening(), *first.exchanges(0, settings.seed)):
             effort = exchange.effort(most)
             if settings.batch_size is not None and effort.minibatches is not None:
                 # For each sample: a number, an index and a candidate for it.

@@ -219,7 +219,8 @@ def mean_drift(drifts: Mapping[int, float], steps: int) -> float:
 
 def _exchange(simulation: Simulation) -> AnyExchange | None:
     """Return the exchange of the next round, if there is a single one and all clients take the same K steps in it."""
-    exchanges = simulation.algorithm.exchanges(simulation.round, simulation.settings.seed)
+    algorithm = simulation.algorithm.at(simulation.round)
+    exchanges = algorithm.exchanges(simulation.round, simulation.settings.seed)
     steps = simulation.settings.local_steps
     alone = len(exchanges) == 1 and simulation.settings.local_epochs is None
     return exchanges[0] if alone and exchanges[0].effort(Effort(steps)).steps == steps else None
@@ -229,7 +230,7 @@ def _momentum(simulation: Simulation, server: Mapping[str, Tensor], step: Vector
     """Return g^{r+1}: what the server keeps, or its step divided by its rate; None if it has no such rate."""
     if "g" in server:
         return server["g"]
-    algorithm = simulation.algorithm
+    algorithm = simulation.algorithm.at(simulation.round - 1)
     if not hasattr(algorithm, "gamma"):
         return None
     steps = simulation.settings.steps(simulation.federation.sizes).mean()
