@@ -13,7 +13,9 @@ true in one of them, and its rows are kept.
 
 import numbers
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from kedge.errors import UsageError, shown
 from kedge.round import AnyExchange
 from kedge.runs.reader import Row
 from kedge.simulator import Answer, Simulation
+from kedge.simulator.evaluate import Metric
 
 MOMENTS = ("on_start", "on_evaluate", "on_round", "on_end")
 
@@ -33,9 +36,19 @@ class CallbackError(RuntimeError):
 class LiveRun:
     """What a callback sees of the run, and may do with it."""
 
-    def __init__(self, simulation: Simulation, rounds: int, history: list[Row]) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        rounds: int,
+        history: list[Row],
+        directory: Path | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> None:
         self._simulation = simulation
         self._asking = 0.0
+        self.directory = directory
+        """Where the run is recorded; None if it is not."""
+        self._metrics = metrics
         self.rounds = rounds
         """How many rounds the run will play."""
         self.history = history
@@ -67,6 +80,19 @@ class LiveRun:
     def simulation(self) -> Simulation:
         """The run itself: its algorithm, settings and federation."""
         return self._simulation
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The algorithm, its hyper-parameters and the settings of the federation, in one flat table."""
+        method = self._simulation.algorithm
+        return {"algorithm": type(method).__name__} | asdict(method) | self._simulation.settings.model_dump()
+
+    def evaluate_clients(self) -> list[dict[str, float]]:
+        """Return the model's loss, accuracy and your metrics at each client.
+
+        They are evaluated on the clients' test sets if the federation has any, else on the data that they train on.
+        """
+        return self._simulation.evaluate_clients(self._metrics)
 
     @property
     def leads(self) -> bool:

@@ -24,6 +24,7 @@ from kedge.settings import Settings
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, make_engines
 from kedge.simulator.engines.module import ModuleEngine
+from kedge.simulator.evaluate import Metric, check_metrics, each_client, evaluate
 from kedge.simulator.gather import Gatherer
 from kedge.simulator.pool import Pool, thread_count
 from kedge.simulator.ranks import Processes, current_processes
@@ -155,6 +156,25 @@ class Simulation:
     def model(self) -> nn.Module:
         """The current model: an independent copy, ready to predict."""
         return self.flat.exported(self.moment.state.x, self.moment.buffers)
+
+    def module_now(self) -> nn.Module:
+        """Return the run's own module with the current parameters, to be evaluated and not kept."""
+        self.flat.bind(self.moment.state.x)
+        self.flat.buffers.copy_(self.moment.buffers)
+        return self.flat.module
+
+    def evaluate(self, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+        """Return the current model's loss, accuracy and your own metrics on the test set."""
+        if self.federation.test is None:
+            raise UsageError("the federation has no test set to evaluate on")
+        return evaluate(self.module_now(), self.loss, *self.federation.test, check_metrics(metrics))
+
+    def evaluate_clients(self, metrics: Mapping[str, Metric] | None = None) -> list[dict[str, float]]:
+        """Return the same at each client: on the clients' test sets if there are any, else on their own data."""
+        return each_client(self.module_now(), self.loss, self.federation, check_metrics(metrics))
+
+    def __repr__(self) -> str:
+        return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
 
     def client(self, number: int) -> dict[str, Tensor]:
         """Return a client's own vectors by name."""
