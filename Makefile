@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help setup demo test check unit docs site dist clean
+.PHONY: help setup demo test check unit coverage docs site dist clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,10 @@ check: $(TOOLS)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: $(TOOLS)  ## the tests, with branch coverage
+unit: $(TOOLS)  ## the tests
+	$(BIN)/python -m pytest --numprocesses auto
+
+coverage: $(TOOLS)  ## the tests, with branch coverage: twice as long
 	$(BIN)/python -m pytest --numprocesses auto --cov=kedge --cov-report=term:skip-covered
 
 docs: $(TOOLS)  ## rewrite the generated parts of the documents

@@ -26,6 +26,7 @@ ALLOWED = {
     "flower": CORE | {"algorithms", "client", "files", "own_code", "runs"},
     "theory": CORE | {"algorithms", "client", "problem", "simulator"},
     "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms", "theory"},
+    "callbacks": CORE | {"files", "runs"},
     "report": CORE | {"files", "algorithms", "runs", "theory"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},

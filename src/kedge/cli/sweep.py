@@ -17,7 +17,7 @@ from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory
 from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
-from kedge.runs.search import METRICS
+from kedge.runs.search import is_higher_better
 from kedge.runs.sweep import FILE, Sweep, SweepPlan, absolute, absolute_axes, joined, read_plan
 
 DEFAULT_TRIALS = 50
@@ -121,9 +121,9 @@ def _report(going: Sweep) -> None:
         )
         for standing in going.standings.values() if standing.runs
     ]  # fmt: skip
-    metric = "test accuracy in %" if plan.metric == "test_accuracy" else "test loss"
+    metric = "test accuracy in %" if plan.metric == "test_accuracy" else plan.metric.replace("_", " ")
     title = metric if plan.seeds == 1 else f"{metric}: mean ± standard deviation of {plan.seeds} seeds"
-    drawn = draw_sweep(cells, path / "heatmap", plan.metric, METRICS[plan.metric], title)
+    drawn = draw_sweep(cells, path / "heatmap", plan.metric, is_higher_better(plan.metric), title)
     output.print(final_table(going))
     output.print(best_line(going), highlight=False, soft_wrap=True)
     names = ", ".join([*(file.name for file in drawn), *files, "runs/"])
