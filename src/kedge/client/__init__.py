@@ -4,7 +4,8 @@
 """
 
 from kedge.client.alone import Client
-from kedge.client.flat import FlatModule, frozen, views
+from kedge.client.evaluate import evaluate
+from kedge.client.flat import FlatModule, convolves, frozen, views
 from kedge.client.steps import Autograd, ClientSteps, Gradients, Loss
 from kedge.client.trial import try_model
 
@@ -15,6 +16,8 @@ __all__ = [
     "FlatModule",
     "Gradients",
     "Loss",
+    "convolves",
+    "evaluate",
     "frozen",
     "try_model",
     "views",

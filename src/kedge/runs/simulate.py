@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import byte_size, whole
-from kedge.client import Loss
+from kedge.client import Loss, evaluate
 from kedge.errors import FailedRunError, UsageError
 from kedge.problem import Federation
 from kedge.runs.directory import RunDirectory, environment
@@ -24,7 +24,7 @@ from kedge.runs.schedule import Interval
 from kedge.runs.settings import SimulationSettings
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation
-from kedge.simulator.evaluate import evaluate, evaluate_clients
+from kedge.simulator.evaluate import evaluate_clients
 from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import current_processes
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
-from kedge.client import FlatModule, Loss, try_model
+from kedge.client import FlatModule, Loss, convolves, try_model
 from kedge.errors import UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -72,7 +72,7 @@ class Simulation:
         self.processes = processes or current_processes()
         place = usable_device(device)
         dtype = next(model.parameters(), torch.zeros(0)).dtype
-        self.federation = federation.to(dtype, place, channels_last=convolves(model, federation))
+        self.federation = federation.to(dtype, place, channels_last=convolves(model, federation.features))
         self._check()
         self.flat = FlatModule(model, place)
         self.random = self._tried()
@@ -296,11 +296,6 @@ class Answer:
             raise UsageError(f"the question was asked after round {self._round}, but the run has moved on since")
         reply: dict[str, Tensor] = self._run.mean_reply(self._question, [client], weighted=False)._asdict()
         return reply
-
-
-def convolves(model: nn.Module, federation: Federation) -> bool:
-    """Whether the model has image convolutions, which are faster if the channels of a pixel are stored together."""
-    return federation.features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def usable_device(name: str) -> torch.device:
