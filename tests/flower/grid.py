@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import kedge
+from kedge.flower.agreement import Agreement
 from kedge.flower.client import client_app
-from kedge.flower.plan import Plan
 from kedge.flower.server import Server
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # this process is the ServerApp
@@ -30,7 +30,7 @@ class LocalGrid(Grid):
     """Calls the client's app for every message, and lets ``fate`` decide what becomes of message and reply.
 
     A fate is "ok", "lost", "reply lost", "late" (the client gets it before the next message to it, and nobody hears
-    the reply), "twice", "die before", "die after", or the name of a corruption.
+    the reply), "twice", "restarted", "die before", "die after", or the name of a corruption.
     """
 
     def __init__(self, app: Any, contexts: dict[int, Context], fate: Fate = lambda client, message: "ok") -> None:
@@ -38,7 +38,7 @@ class LocalGrid(Grid):
         self.replies: dict[str, Message] = {}
         self.late: dict[int, list[Message]] = {node: [] for node in contexts}
         self.activated = dict.fromkeys(contexts, "a")
-        self.count = 0
+        self.count = self.plays = 0
 
     run: Any = None
 
@@ -59,6 +59,9 @@ class LocalGrid(Grid):
         node, identity = message.metadata.dst_node_id, f"m{self.count}"
         message.metadata.__dict__["_message_id"] = identity
         fate = self.fate(node - 100, message) if message.metadata.message_type == "train" else "ok"
+        if fate == "restarted":  # before it has heard anything
+            self.activated[node] += "a"
+            self.late[node], fate = [], "lost"
         gone = Message(Error(code=3, reason="node unavailable"), reply_to=message)
         if fate == "die before":
             raise Died
@@ -66,6 +69,7 @@ class LocalGrid(Grid):
             self.late[node] += [message] if fate == "late" else []
             self.replies[identity] = gone
             return identity
+        self.plays += 1
         reply = self._answer(node, message)
         for old in self.late[node]:  # it was overtaken
             self._answer(node, old)
@@ -143,8 +147,8 @@ CORRUPTIONS: dict[str, Callable[[Message], Message]] = {
     "half": vectors(lambda values: values.astype(np.float16)),
     "huge": changed(_huge),
     "pickled": changed(_pickled),
-    "renamed": changed(lambda content: content.array_records["fields"].__setitem__("y", Array(np.zeros(3)))),
-    "empty": changed(lambda content: content.array_records["fields"].clear()),
+    "more vectors": changed(lambda content: content.setdefault("fields", ArrayRecord()).update(y=Array(np.zeros(3)))),
+    "other vectors": changed(lambda content: content.__setitem__("fields", ArrayRecord({"y": Array(np.zeros(3))}))),
     "another record": changed(lambda content: content.__setitem__("more", ArrayRecord({"y": Array(np.zeros(3))}))),
     "another kind": changed(lambda content: content.__setitem__("fields", ConfigRecord({"y": 1}))),
     "no record": changed(lambda content: content.__delitem__("about")),
@@ -154,9 +158,7 @@ CORRUPTIONS: dict[str, Callable[[Message], Message]] = {
     "another type": _config(client="0"),
     "negative": _config(gradients=-1.0),
     "more words": _config(hello="x"),
-    "refused": changed(
-        lambda content: [content.clear(), content.__setitem__("about", ConfigRecord({"refused": "no"}))]
-    ),
+    "refused": changed(_refused),
 }
 
 
@@ -189,9 +191,9 @@ class World:
 
     def server(self, config: dict[str, Any], fate: Fate = lambda client, message: "ok", grid: Any = None) -> Server:
         """Return a server that does not sleep."""
-        plan = Plan.read(config, self.algorithm)
+        agreed = Agreement.read(config, self.algorithm)
         grid = grid or self.grid(config, fate)
-        return Server(grid, plan, self.model(), self.federation.test, sleep=lambda seconds: None)
+        return Server(grid, agreed, self.model(), self.federation.test, sleep=lambda seconds: None)
 
     def client(self, server: Server, number: int) -> dict[str, torch.Tensor]:
         """Return a client's state as the server counts it."""
@@ -199,7 +201,7 @@ class World:
 
         tag = server.versions.now.get(number, "")
         if not tag:
-            return server._plan.algorithm.init_client(server._flat.initial)._asdict()
+            return server._agreed.algorithm.init_client(server._flat.initial)._asdict()
         (file,) = (self.path / f"disk-{number}").glob(f"*/client-{number}/state/{tag}.safetensors")
         return load_file(file)
 

@@ -14,10 +14,10 @@ def federation():
 
 
 def simulated(world, server):
-    plan = server._plan
+    agreed = server._agreed
     return kedge.simulate(
-        world.model(), world.federation, plan.algorithm, plan.run.rounds, engine="module", threads=1,
-        **plan.settings.model_dump(),
+        world.model(), world.federation, agreed.algorithm, agreed.run.rounds, engine="module", threads=1,
+        **agreed.settings.model_dump(),
     )  # fmt: skip
 
 

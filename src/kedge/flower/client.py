@@ -15,7 +15,7 @@ from kedge.checks import tensor
 from kedge.client import Client, FlatModule, Loss, evaluate
 from kedge.errors import UsageError, shown
 from kedge.exchange import Effort
-from kedge.flower.plan import Plan
+from kedge.flower.agreement import Agreement
 from kedge.flower.versions import FRESH, Messages, Versions
 from kedge.flower.wire import (
     SENTENCE,
@@ -74,10 +74,12 @@ def client_app(
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def answer(message: Message, context: Context) -> Message:
         def told() -> RecordDict:
-            plan = Plan.read(context.run_config, algorithm)
-            test = load_test(context) if load_test is not None and plan.flower.eval_clients else None
+            agreed = Agreement.read(context.run_config, algorithm)
+            test = load_test(context) if load_test is not None and agreed.flower.eval_clients else None
             module = made(model, context)
-            return Desk(plan, module, load_data(context), test, loss or cross_entropy, context).answer(message.content)
+            return Desk(agreed, module, load_data(context), test, loss or cross_entropy, context).answer(
+                message.content
+            )
 
         return Message(_guarded(told), reply_to=message)
 
@@ -130,20 +132,20 @@ class Desk:
     """One client, for one message."""
 
     def __init__(
-        self, plan: Plan, model: nn.Module, data: Data, test: Data | None, loss: Loss, context: Context
+        self, agreed: Agreement, model: nn.Module, data: Data, test: Data | None, loss: Loss, context: Context
     ) -> None:
-        self._plan, self._model, self._data, self._test, self._loss = plan, model, data, test, loss
+        self._agreed, self._model, self._data, self._test, self._loss = agreed, model, data, test, loss
         self._context = context
 
     def answer(self, content: RecordDict) -> RecordDict:
         """Answer a question from the state that it names; the next state becomes a version of its own."""
-        asked, plan = about(content, Asked), self._plan
+        asked, agreed = about(content, Asked), self._agreed
         self._check(asked)
         exchanges = self._exchanges(asked.round)
         if asked.exchange >= len(exchanges):
             raise UsageError(f"exchange is {asked.exchange}, but round {asked.round} has {len(exchanges)}")
         exchange = exchanges[asked.exchange]
-        client = Client(asked.client, self._model, *self._data, plan.algorithm, plan.settings, self._loss)
+        client = Client(asked.client, self._model, *self._data, agreed.algorithm, agreed.settings, self._loss)
         home = _home(self._context, asked)
         versions = Versions(home / "state")
         state = client.initial_state()
@@ -161,23 +163,22 @@ class Desk:
         return pack(told, reply.up._asdict(), reply.buffers if trained else None)
 
     def _check(self, asked: Asked) -> None:
-        own, plan = _number(self._context), self._plan
-        if asked.rules != plan.rules:
-            raise UsageError(f"the server plays by {shown(asked.rules)}, but this client by {shown(plan.rules)}")
-        if own not in (-1, asked.client) or asked.client >= plan.clients:
-            raise UsageError(f"the question is for client {asked.client}, but this is client {own} of {plan.clients}")
+        own, agreed = _number(self._context), self._agreed
+        agreed.check(asked.rules)
+        if own not in (-1, asked.client) or asked.client >= agreed.clients:
+            raise UsageError(f"the question is for client {asked.client}, but this is client {own} of {agreed.clients}")
         if not asked.tag or not asked.attempt:
             raise UsageError("the question names no version for its answer")
 
     def _exchanges(self, round: int) -> tuple[AnyExchange, ...]:
-        algorithm = self._plan.algorithm
-        return algorithm.opening() if round == OPENING else algorithm.exchanges(round, self._plan.settings.seed)
+        algorithm = self._agreed.algorithm
+        return algorithm.opening() if round == OPENING else algorithm.exchanges(round, self._agreed.settings.seed)
 
     def _down(
         self, content: RecordDict, asked: Asked, exchange: AnyExchange, x: Tensor, messages: Messages, more: bool
     ) -> Any:
         """Put the message together from what came now and what the round had sent before."""
-        forms = Layouts.of(self._plan.algorithm, exchange, x).down
+        forms = Layouts.of(self._agreed.algorithm, exchange, x).down
         here = [name for name in names(content) if name in forms]
         fields = unpack(content, {name: forms[name] for name in here})
         earlier = messages.load(asked.attempt) if more or len(fields) < len(forms) else {}
@@ -186,7 +187,7 @@ class Desk:
                 raise UsageError(f"the question lacks {name}, which this round has not told this client")
         if more:
             messages.save(asked.attempt, earlier | fields)
-        kind = type(exchange.broadcast(self._plan.algorithm.init_server(torch.zeros(2, dtype=x.dtype))))
+        kind = type(exchange.broadcast(self._agreed.algorithm.init_server(torch.zeros(2, dtype=x.dtype))))
         return kind(**{name: fields[name] if name in fields else earlier[name] for name in forms})
 
     def _evaluated(self, down: Any, buffers: Tensor) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kedge.errors import UsageError
 from kedge.exchange import Effort
+from kedge.flower.agreement import Agreement
 from kedge.flower.fleet import Activation, Fleet, pulled
-from kedge.flower.plan import Plan
 from kedge.flower.versions import FRESH
 from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, refusal, unpack, unpack_buffers
 from kedge.round import OPENING, AnyExchange, Question, Reply, Rounds, Total, nbytes
@@ -34,7 +34,7 @@ class TooFewError(RuntimeError):
 
 
 @dataclass
-class Versions:
+class Counted:
     """Which version of its state each client has, as the server counts them."""
 
     now: dict[int, str] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class Gatherer:
     """Asks clients through a Grid. A reply counts as soon as the server has folded it; no client is told so."""
 
     def __init__(
-        self, grid: Grid, fleet: Fleet, plan: Plan, rounds: Callable[[], Rounds], x: Tensor, experiment: str,
-        epoch: int, versions: Versions, sleep: Callable[[float], Any] = time.sleep,
+        self, grid: Grid, fleet: Fleet, agreed: Agreement, rounds: Callable[[], Rounds], x: Tensor, experiment: str,
+        epoch: int, versions: Counted, sleep: Callable[[float], Any] = time.sleep,
     ) -> None:  # fmt: skip
         self.fleet, self.versions = fleet, versions
         self.silent: set[int] = set()
@@ -65,18 +65,19 @@ class Gatherer:
         self.sent = 0
         self.received = 0
         """Bytes of vectors, as they travelled."""
-        self._grid, self._plan, self._rounds, self._x, self._sleep = grid, plan, rounds, x, sleep
+        self._grid, self._agreed, self._rounds, self._x, self._sleep = grid, agreed, rounds, x, sleep
         self._experiment, self._epoch = experiment, epoch
         self._questions = 0
         self._attempt = ""
         self._evaluate = False
         self._told: dict[int, dict[str, Tensor]] = {}
-        self._stateful = len(plan.algorithm.init_client(torch.zeros(2))) > 0
+        self._heard: set[int] = set()
+        self._stateful = len(agreed.algorithm.init_client(torch.zeros(2))) > 0
         self._layouts: dict[AnyExchange, Layouts] = {}
 
     def begin(self, *, evaluate: bool = False) -> None:
         """Begin an attempt at a round."""
-        self.metrics, self._told, self._evaluate = [], {}, evaluate
+        self.metrics, self._told, self._heard, self._evaluate = [], {}, set(), evaluate
         self._attempt = self._tag()
 
     def _tag(self) -> str:
@@ -88,11 +89,15 @@ class Gatherer:
         tag, exchange, rounds = self._tag(), question.exchange, self._rounds()
         replies = self._plausible(self._collected(question, clients, tag))
         self.silent = set(clients) - replies.keys()
-        full, asked = self._plan.algorithm.full_participation, len(clients)
-        least = asked if full else min(self._plan.flower.min_replies, asked)
+        full, asked = self._agreed.algorithm.full_participation, len(clients)
+        least = asked if full else min(self._agreed.flower.min_replies, asked)
         if len(replies) < least:
             raise TooFewError(f"{len(replies)} of {asked} clients replied, but {least} must")
         if self._stateful:
+            # Its state would keep half a round: the others' must not count this half.
+            if lost := self._heard & self.silent:
+                raise TooFewError(f"clients {sorted(lost)} replied at first, but then no more")
+            self._heard |= replies.keys()
             self.versions.now |= dict.fromkeys(replies, tag)
         heard = sorted(replies)
         sums = Sums([(0, rounds.settings.shards)])
@@ -106,7 +111,7 @@ class Gatherer:
 
     def _collected(self, question: Question, clients: list[int], tag: str) -> dict[int, Reply]:
         """Ask, ask again who was started anew meanwhile, and return the replies that are fit to be summed."""
-        end = time.monotonic() + self._plan.flower.deadline
+        end = time.monotonic() + self._agreed.flower.deadline
         messages, enough = self._messages(question, clients, tag), self._enough(question, clients)
         owed, waiting, replies = set(clients), dict[str, int](), dict[int, Reply]()
         sent: set[tuple[int, Activation]] = set()
@@ -132,9 +137,9 @@ class Gatherer:
 
     def _enough(self, question: Question, clients: list[int]) -> int:
         """Return how many replies end the waiting: with over-sampling, as many as the cohort has."""
-        if question.round == OPENING or question.exchange.cohort != "sampled" or not self._plan.flower.oversample:
+        if question.round == OPENING or question.exchange.cohort != "sampled" or not self._agreed.flower.oversample:
             return len(clients)
-        return min(len(clients), self._plan.settings.cohort or self._plan.clients)
+        return min(len(clients), self._agreed.settings.cohort or self._agreed.clients)
 
     def _messages(self, question: Question, clients: list[int], tag: str) -> dict[int, RecordDict]:
         """Return what to send: of the vectors, those that the round has not told a client yet."""
@@ -149,7 +154,7 @@ class Gatherer:
             new = tuple(name for name, value in fields.items() if told.get(name) is not value)
             told |= fields
             asked = Asked(
-                rules=self._plan.rules, experiment=self._experiment, client=client, round=question.round,
+                rules=self._agreed.rules, experiment=self._experiment, client=client, round=question.round,
                 exchange=question.number, tag=tag, base=self.versions.now.get(client, FRESH),
                 keep=self.versions.kept.get(client, FRESH), attempt=self._attempt,
                 evaluate=self._evaluate and question.number == 0,
@@ -186,7 +191,7 @@ class Gatherer:
         if (told.client, told.tag) != (client, tag):
             raise UsageError("it answers another question")
         if exchange not in self._layouts:
-            self._layouts[exchange] = Layouts.of(self._plan.algorithm, exchange, self._x)
+            self._layouts[exchange] = Layouts.of(self._agreed.algorithm, exchange, self._x)
         up = self._rounds().form(exchange).up(**unpack(content, self._layouts[exchange].up))
         trained = bool(exchange.effort(Effort(1)).steps)
         like = question.buffers if trained else question.buffers[:0]
@@ -198,7 +203,7 @@ class Gatherer:
 
     def _plausible(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Leave out replies with an absurd norm, if that is asked for."""
-        most = self._plan.flower.z_score
+        most = self._agreed.flower.z_score
         if most is None or len(replies) < ENOUGH:
             return replies
         norms = {client: sum(float(v.double().square().sum()) for v in r.up) ** 0.5 for client, r in replies.items()}

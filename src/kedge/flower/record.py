@@ -12,8 +12,8 @@ from kedge.checks import tensor
 from kedge.client import FlatModule, Loss, evaluate
 from kedge.errors import FailedRunError
 from kedge.files import cut
+from kedge.flower.agreement import Agreement
 from kedge.flower.client import Data
-from kedge.flower.plan import Plan
 from kedge.flower.wire import Told
 from kedge.round import Moment
 from kedge.runs.directory import RunDirectory, environment
@@ -23,20 +23,20 @@ from kedge.runs.reader import METRICS, Row, read_rows, read_summary
 class Record:
     """Writes the rows of a run, and its end."""
 
-    def __init__(self, path: Path, plan: Plan, flat: FlatModule, test: Data | None, loss: Loss) -> None:
-        self.directory = RunDirectory(path, plan.sections, resume=True)
-        self._plan, self._flat, self._loss = plan, flat, loss
+    def __init__(self, path: Path, agreed: Agreement, flat: FlatModule, test: Data | None, loss: Loss) -> None:
+        self.directory = RunDirectory(path, agreed.sections, resume=True)
+        self._agreed, self._flat, self._loss = agreed, flat, loss
         self._test = None if test is None else (_floats(test[0], flat.initial), tensor(test[1], "the test labels"))
         self._last: Row = {}
         self._before, self._began = 0.0, time.monotonic()
 
     def begin(self, moment: Moment, seconds: float) -> bool:
         """Write what determines the result, and keep the rows up to this moment; return whether the run is finished."""
-        fingerprint = self._plan.fingerprint()
+        fingerprint = self._agreed.fingerprint()
         if not self.directory.has_fingerprint(fingerprint):
             self.directory.write_fingerprint(fingerprint)
         if read_summary(self.directory.path) is not None:
-            if moment.round >= self._plan.run.rounds:
+            if moment.round >= self._agreed.run.rounds:
                 return True
             self.directory.reopen()
         self.directory.write_configuration()
@@ -61,7 +61,7 @@ class Record:
 
     def is_due(self, done: int) -> bool:
         """Whether the model is evaluated after so many rounds."""
-        return done % (self._plan.run.eval_every or 1) == 0 or done == self._plan.run.rounds
+        return done % (self._agreed.run.eval_every or 1) == 0 or done == self._agreed.run.rounds
 
     def add(self, moment: Moment, before: Tensor, metrics: Sequence[Told]) -> Row:
         """Evaluate the model, if that is due, and write a row."""
@@ -87,7 +87,7 @@ class Record:
         """End a run whose model is no longer finite."""
         if not moment.state.x.isfinite().all():
             self.directory.write_summary(self._summary() | {"diverged_in_round": moment.round})
-            name, eta = type(self._plan.algorithm).__name__, self._plan.algorithm.eta
+            name, eta = type(self._agreed.algorithm).__name__, self._agreed.algorithm.eta
             raise FailedRunError(f"{name} diverged in round {moment.round}; the likely cause is eta, which is {eta:g}")
 
     def finish(self, moment: Moment) -> None:
@@ -97,7 +97,7 @@ class Record:
 
     def _summary(self) -> dict[str, object]:
         versions = environment() | {"flwr": _flower_version()}
-        return {"algorithm": repr(self._plan.algorithm), "engine": "flower", "versions": versions}
+        return {"algorithm": repr(self._agreed.algorithm), "engine": "flower", "versions": versions}
 
 
 def cohort_columns(metrics: Sequence[Told]) -> Row:

@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy
 
 from kedge.client import FlatModule, Loss
 from kedge.errors import FailedRunError, UsageError
+from kedge.flower.agreement import Agreement
 from kedge.flower.checkpoint import Checkpoint, Standing
 from kedge.flower.client import Data, MakeModel, made
 from kedge.flower.fleet import Fleet
-from kedge.flower.gather import Gatherer, TooFewError, Versions
-from kedge.flower.plan import Plan
+from kedge.flower.gather import Counted, Gatherer, TooFewError
 from kedge.flower.record import Record
 from kedge.keyed import sample_cohort
 from kedge.round import AnyAlgorithm, Moment, Rounds
@@ -56,9 +56,9 @@ def server_app(
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        plan = Plan.read(context.run_config, algorithm)
+        agreed = Agreement.read(context.run_config, algorithm)
         test = None if load_test is None else load_test(context)
-        Server(grid, plan, made(model, context), test, loss or cross_entropy).run()
+        Server(grid, agreed, made(model, context), test, loss or cross_entropy).run()
 
     return app
 
@@ -69,15 +69,15 @@ class Server:
     def __init__(
         self,
         grid: Grid,
-        plan: Plan,
+        agreed: Agreement,
         model: nn.Module,
         test: Data | None = None,
         loss: Loss = cross_entropy,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
-        self._grid, self._plan, self._sleep = grid, plan, sleep
+        self._grid, self._agreed, self._sleep = grid, agreed, sleep
         self._flat = FlatModule(model, torch.device("cpu"))
-        self._record = Record(Path(plan.flower.out), plan, self._flat, test, loss)
+        self._record = Record(Path(agreed.flower.out), agreed, self._flat, test, loss)
         self._checkpoint = Checkpoint(self._record.directory.checkpoints)
         self._opened = False
 
@@ -90,7 +90,7 @@ class Server:
                 return
             self._save()  # with a new epoch: no earlier question has its tags
             self._await()
-            while self.moment.round < self._plan.run.rounds:
+            while self.moment.round < self._agreed.run.rounds:
                 self._advance()
             self._record.finish(self.moment)
             log(INFO, "the run is finished; it is in %s", self._record.directory.path)
@@ -116,31 +116,33 @@ class Server:
 
     def _restore(self) -> bool:
         """Go to the last checkpoint, or to the start; return whether the run is finished."""
-        plan = self._plan
-        self.versions = Versions()
-        begin = Rounds(plan.algorithm, plan.settings, np.ones(plan.clients, np.int64), forms=False).begin
+        agreed = self._agreed
+        self.versions = Counted()
+        begin = Rounds(agreed.algorithm, agreed.settings, np.ones(agreed.clients, np.int64), forms=False).begin
         self.moment = begin(self._flat.initial, self._flat.buffers.clone())
         found = self._checkpoint.load(self.moment)
-        names, sizes, epoch, self._identity, self._generation = {}, {}, 1, secrets.token_hex(4), plan.flower.generation
-        seconds = 0.0
+        names: dict[str, int] = {}
+        sizes: dict[int, int] = {}
+        epoch, seconds, self._identity, self._generation = 1, 0.0, secrets.token_hex(4), agreed.flower.generation
         if found is not None:
             standing, self.moment = found
             names, sizes, epoch = dict(standing.names), dict(standing.sizes), standing.epoch + 1
             self._identity, self._opened, seconds = standing.identity, standing.opened, standing.seconds
             self.versions.now = dict(standing.versions)
-            if standing.generation > plan.flower.generation:
+            if standing.generation > agreed.flower.generation:
                 raise UsageError(
-                    f"flower.generation is {plan.flower.generation}, but the run is at {standing.generation}"
+                    f"flower.generation is {agreed.flower.generation}, but the run is at {standing.generation}"
                 )
-            if standing.generation < plan.flower.generation:
+            if standing.generation < agreed.flower.generation:
                 self._start_anew(begin(self.moment.state.x, self.moment.buffers))
         self._epoch = epoch
         self.versions.settle()
-        self.fleet = Fleet(self._grid, plan.clients, names, sizes)
-        identity = f"{plan.flower.experiment}.{self._identity}"
+        self.fleet = Fleet(self._grid, agreed.clients, names, sizes)
+        identity = f"{agreed.flower.experiment}.{self._identity}"
         self.gather = Gatherer(
-            self._grid, self.fleet, plan, self._rounds, self._flat.initial, identity, epoch, self.versions, self._sleep
-        )
+            self._grid, self.fleet, agreed, self._rounds, self._flat.initial, identity, epoch, self.versions,
+            self._sleep,
+        )  # fmt: skip
         return self._record.begin(self.moment, seconds)
 
     def _start_anew(self, fresh: Moment) -> None:
@@ -164,13 +166,13 @@ class Server:
 
     def _rounds(self) -> Rounds:
         """Return the server's rules, with the sizes of the clients as far as they are known."""
-        plan, sizes = self._plan, self.fleet.sizes
-        known = np.array([sizes.get(client, 0) for client in range(plan.clients)], np.int64)
-        if not known.all() and (plan.settings.weights == "size" or plan.settings.local_epochs is not None):
+        agreed, sizes = self._agreed, self.fleet.sizes
+        known = np.array([sizes.get(client, 0) for client in range(agreed.clients)], np.int64)
+        if not known.all() and (agreed.settings.weights == "size" or agreed.settings.local_epochs is not None):
             missing = int(np.flatnonzero(known == 0)[0])
             raise FailedRunError(f"the size of client {missing} is not known, but the weights or steps depend on it")
         if self._cached is None or not np.array_equal(self._cached.sizes, known):
-            self._cached = Rounds(plan.algorithm, plan.settings, known, forms=False)
+            self._cached = Rounds(agreed.algorithm, agreed.settings, known, forms=False)
         return self._cached
 
     _cached: Rounds | None = None
@@ -178,7 +180,7 @@ class Server:
     # ---- playing
 
     def _await(self) -> None:
-        flower, clients = self._plan.flower, self._plan.clients
+        flower, clients = self._agreed.flower, self._agreed.clients
         least = flower.min_clients or clients
         if not self.fleet.wait(lambda present: len(present) >= least, flower.wait, self._sleep):
             here = len(self.fleet.present())
@@ -187,8 +189,8 @@ class Server:
     def _advance(self) -> None:
         """Play the opening, if it is due, and a round, each with its checkpoint."""
         if not self._opened:
-            if self._plan.algorithm.opening():
-                self.moment = self._played(range(self._plan.clients), opening=True)
+            if self._agreed.algorithm.opening():
+                self.moment = self._played(range(self._agreed.clients), opening=True)
             self._opened = True
             self._save()
         round, began = self.moment.round, time.monotonic()
@@ -197,30 +199,31 @@ class Server:
         row = self._record.add(self.moment, before, self.gather.metrics)
         self._save()
         shown = "".join(f", {name} {row[name]:.4g}" for name in ("test_loss", "test_accuracy") if name in row)
-        log(INFO, "round %s of %s: %.1f s%s", round + 1, self._plan.run.rounds, time.monotonic() - began, shown)
+        log(INFO, "round %s of %s: %.1f s%s", round + 1, self._agreed.run.rounds, time.monotonic() - began, shown)
         self._record.check(self.moment)
 
     def _cohort(self, round: int) -> list[int]:
-        plan = self._plan
+        agreed = self._agreed
         self.fleet.look()
-        pool = self.fleet.present() if plan.flower.sampling == "present" else list(range(plan.clients))
-        size = min((plan.settings.cohort or plan.clients) + plan.flower.oversample, len(pool))
-        return [pool[place] for place in sample_cohort(plan.settings.seed, round, len(pool), size)]
+        pool = self.fleet.present() if agreed.flower.sampling == "present" else list(range(agreed.clients))
+        size = min((agreed.settings.cohort or agreed.clients) + agreed.flower.oversample, len(pool))
+        return [pool[place] for place in sample_cohort(agreed.settings.seed, round, len(pool), size)]
 
     def _played(self, cohort: Any, *, opening: bool) -> Moment:
         """Play until there are enough replies."""
-        flower, round = self._plan.flower, self.moment.round
+        flower, round = self._agreed.flower, self.moment.round
         silent: set[int] = set()
         for attempt in range(flower.attempts):
             if attempt:
                 self._wait_for(cohort)
+                silent &= set(cohort) - set(self.fleet.present()) | self.gather.silent
             self.gather.begin(evaluate=not opening and flower.eval_clients and self._record.is_due(round + 1))
             able = [client for client in cohort if client not in silent]
-            asked = able if len(able) >= flower.min_replies and not self._plan.algorithm.full_participation else cohort
+            few = len(able) < flower.min_replies or self._agreed.algorithm.full_participation
             try:
                 if opening:
                     return self._rounds().open(self.moment, self.gather)
-                return self._rounds().advance(self.moment, self.gather, asked)
+                return self._rounds().advance(self.moment, self.gather, cohort if few else able)
             except TooFewError as error:
                 self.versions.roll_back()
                 silent |= self.gather.silent
@@ -228,6 +231,6 @@ class Server:
         raise FailedRunError(f"round {round} failed {flower.attempts} times: too few replies")
 
     def _wait_for(self, cohort: Any) -> None:
-        flower, full = self._plan.flower, self._plan.algorithm.full_participation
+        flower, full = self._agreed.flower, self._agreed.algorithm.full_participation
         least = len(cohort) if full else min(flower.min_replies, len(cohort))
         self.fleet.wait(lambda present: len(set(present) & set(cohort)) >= least, flower.wait, self._sleep)

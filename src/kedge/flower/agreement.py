@@ -5,6 +5,7 @@ Flower's values are text and numbers: "" stands for a setting that is not given.
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class FlowerSettings(Section):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Agreement:
     """What both ends know of a run."""
 
     clients: int
@@ -74,7 +75,20 @@ class Plan:
     @property
     def rules(self) -> str:
         """What both ends must share, in one text."""
-        return f"{self.algorithm!r} {self.settings!r} clients={self.clients}"
+        return json.dumps(self.fingerprint())
+
+    def check(self, rules: str) -> None:
+        """Refuse the rules of a server that differ from these, naming the first difference."""
+        try:
+            theirs = json.loads(rules)
+        except (ValueError, RecursionError):
+            theirs = None
+        if not isinstance(theirs, dict):
+            raise UsageError(f"the server's rules are {shown(rules)}, but must be settings")
+        for key, here in self.fingerprint().items():
+            if theirs.get(key) != here:
+                there = shown(theirs.get(key))
+                raise UsageError(f"the server plays with another {key}: it is {there} there, but {shown(here)} here")
 
     def fingerprint(self) -> dict[str, str | int | float | None]:
         """What determines the result."""
@@ -82,7 +96,7 @@ class Plan:
         return values | {f"run.{name}": value for name, value in self.settings.written().items()}
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], algorithm: AnyAlgorithm | None = None) -> "Plan":
+    def read(cls, config: Mapping[str, Any], algorithm: AnyAlgorithm | None = None) -> "Agreement":
         """Check a run config; an ``algorithm`` given in Python replaces the one that it names."""
         raw = _sections(config)
         if "clients" not in raw["data"]:
