@@ -921,20 +921,20 @@ def led(
     need_everybody(oracle, cohorts)
     b = 1 / K if b is None else b
     x = start(x0)
-    y_i = {i: np.zeros_like(x) for i in range(oracle.clients)}
+    u_i = {i: np.zeros_like(x) for i in range(oracle.clients)}  # y_i / eta: a gradient, whatever eta was
     xs = [x]
     for r, cohort in enumerate(cohorts):
         phi_i = {}
         for i in cohort:
             phi = x
             for k in range(K):
-                phi = phi - eta * oracle.grad(i, phi, r, 0, k) - b * y_i[i]
+                phi = phi - eta * oracle.grad(i, phi, r, 0, k) - b * (eta * u_i[i])
             phi_i[i] = phi
         x = mean(list(phi_i.values()))
         for i in cohort:
-            y_i[i] = y_i[i] + phi_i[i] - x
+            u_i[i] = u_i[i] + (phi_i[i] - x) / eta
         xs.append(x)
-    return Trace(x, xs, {"x": x}, {"y_i": y_i})
+    return Trace(x, xs, {"x": x}, {"y_i": {i: eta * u for i, u in u_i.items()}})
 
 
 # --------------------------------------------------------------------------------------------------

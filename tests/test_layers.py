@@ -13,7 +13,7 @@ ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed"}
 CORE = SMALL | {
     "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
-    "shards",
+    "shards", "calls", "schedules",
 }  # fmt: skip
 ALLOWED = {
     "errors": set(),
@@ -28,6 +28,7 @@ ALLOWED = {
     "flower": CORE | {"algorithms", "client", "files", "own_code", "runs"},
     "theory": CORE | {"algorithms", "client", "problem", "simulator"},
     "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms", "theory"},
+    "callbacks": CORE | {"files", "runs"},
     "report": CORE | {"files", "algorithms", "runs", "theory"},
     "__main__": {"cli"},
     "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},

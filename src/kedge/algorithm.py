@@ -9,13 +9,16 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any, ClassVar, Generic, cast
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Generic, Self, cast
 
 from kedge.checks import LARGEST, limits
 from kedge.direction import Vector
 from kedge.errors import UsageError, shown
 from kedge.exchange import ClientT, DownT, Exchange, Heard, Nothing, ServerT, UpT
+from kedge.schedules import Schedule, is_schedule, read
 
 SYMBOLS = """\
 x^r is the server's model in round r, x_i^{r,k} that of client i after k of its K local steps, each of which subtracts
@@ -32,10 +35,19 @@ def hyper(
     at_least: float = -math.inf,
     at_most: float = math.inf,
     choices: tuple[str, ...] = (),
+    fixed: bool = False,
 ) -> Any:
-    """Declare a hyper-parameter: its default, its meaning and its range."""
-    range = {"above": above, "at_least": at_least, "at_most": at_most, "choices": choices}
+    """Declare a hyper-parameter: its default, its meaning and its range.
+
+    A number may also be a schedule over the rounds (`kedge.schedules`), unless it is a count or ``fixed``.
+    """
+    range = {"above": above, "at_least": at_least, "at_most": at_most, "choices": choices, "fixed": fixed}
     return dataclasses.field(default=default, metadata={"help": help, **range})
+
+
+def rule_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
+    """Return what `hyper` says of a hyper-parameter; of a field declared without it, that it is a finite number."""
+    return {**hyper(help="").metadata, "help": "", **field.metadata}
 
 
 def hyper_eta() -> Any:
@@ -66,19 +78,35 @@ def is_whole(field: "dataclasses.Field[Any]") -> bool:
 
 
 def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
-    name, rule = field.name, field.metadata
+    name, rule = field.name, rule_of(field)
+    if not field.metadata and not isinstance(value, int | float):
+        return  # declared without `hyper`, and not a number: nothing is known about it
     if rule["choices"]:
         if value not in rule["choices"]:
             raise UsageError(f"{name} of {owner} is {shown(value)}, but must be one of {', '.join(rule['choices'])}")
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise UsageError(f"{name} of {owner} is {shown(value)}, but must be a finite number")
+        also = " or a schedule such as cosine(0.1, 0.001, rounds=100)" if isinstance(value, str) else ""
+        raise UsageError(f"{name} of {owner} is {shown(value)}, but must be a finite number{also}")
     if abs(value) > LARGEST:
         raise UsageError(f"{name} of {owner} is {value:g}, but must be at most {LARGEST:g}")
     if is_whole(field) and not isinstance(value, int):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
     if not (value > rule["above"] and rule["at_least"] <= value <= rule["at_most"]):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be {' and '.join(limits(rule))}")
+
+
+def _scheduled(owner: str, field: "dataclasses.Field[Any]", value: Any) -> Schedule:
+    """Return the schedule that a value stands for, or refuse it where the hyper-parameter cannot be one."""
+    schedule = read(value)
+    if is_whole(field) or rule_of(field)["fixed"]:
+        raise UsageError(f"{field.name} of {owner} is {schedule}, but must be the same number in all rounds")
+    for reached in schedule.reaches:
+        try:
+            _check(owner, field, reached)
+        except UsageError as error:
+            raise UsageError(f"{field.name} of {owner} is the schedule {schedule}, but {error}") from None
+    return schedule
 
 
 @dataclass(frozen=True)
@@ -91,17 +119,30 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
     eta: float = hyper_eta()
 
     def __post_init__(self) -> None:
+        owner = type(self).__name__
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not (value is None and field.default is None):
-                _check(type(self).__name__, field, value)
+            if not rule_of(field)["choices"] and is_schedule(value):
+                object.__setattr__(self, field.name, _scheduled(owner, field, value))
+            elif not (value is None and field.default is None):
+                _check(owner, field, value)
+
+    @cached_property
+    def scheduled(self) -> Mapping[str, Schedule]:
+        """The hyper-parameters that change from round to round."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in values if isinstance(value, Schedule)}
+
+    def at(self, round: int) -> Self:
+        """Return the algorithm of a round, in which every hyper-parameter is a number; before the first, of round 0."""
+        return cast("Self", _resolved(self, max(round, 0))) if self.scheduled else self
 
     @classmethod
     def explained(cls) -> str:
         """The docstring, the hyper-parameters as `hyper` declares them, and the symbols of the formulas."""
         lines = []
         for field in dataclasses.fields(cls):
-            rule = field.metadata
+            rule = rule_of(field)
             default = "required" if field.default is MISSING else f"{field.default!r} by default"
             allowed = " or ".join(map(repr, rule["choices"])) or ", ".join(limits(rule))
             lines.append(f"    {field.name:<15}  {rule['help']} ({'; '.join(filter(None, [allowed, default]))})")
@@ -122,6 +163,15 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
     def opening(self) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
         """Exchanges before the first round, as for c_i^0; by default none."""
         return ()
+
+
+@lru_cache(maxsize=64)
+def _resolved(algorithm: Algorithm[Any, Any], round: int) -> Algorithm[Any, Any]:
+    values = {name: schedule(round) for name, schedule in algorithm.scheduled.items()}
+    try:
+        return dataclasses.replace(algorithm, **values)
+    except UsageError as error:
+        raise UsageError(f"in round {round}, {error}") from None
 
 
 class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, DownT, UpT]):

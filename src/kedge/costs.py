@@ -95,6 +95,12 @@ def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: dict[str, Any
     return new
 
 
+def rate(algorithm: Algorithm[Any, Any], exchange: Exchange[Any, Any, Any, Any]) -> float:
+    """Return the local rate of an exchange: its own eta if it has one, else the algorithm's."""
+    eta: float = getattr(exchange, "eta", algorithm.eta)
+    return eta
+
+
 def trace(
     algorithm: Algorithm[Any, Any],
     exchange: Exchange[Any, Any, Any, Any],
@@ -114,10 +120,10 @@ def trace(
         calls += 1
         return x
 
-    rule, start = exchange.direction(down, client), exchange.start(down, client)
+    rule, start, eta = exchange.direction(down, client), exchange.start(down, client), rate(algorithm, exchange)
     while True:
         calls = 0
-        local = local_steps(rule, start, algorithm.eta, effort.steps, count, needs)
+        local = local_steps(rule, start, eta, effort.steps, count, needs)
         try:
             up, new = exchange.reply(down, client, local)
             break
@@ -152,6 +158,7 @@ def cost(
     """
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"algorithm is {algorithm!r}, but must be a kedge.Algorithm such as FedAvg(eta=0.1)")
+    algorithm = algorithm.at(round)
     x = torch.empty(parameters, device="meta")
     server, client = algorithm.init_server(x), algorithm.init_client(x)
     base = Effort(steps=local_steps)

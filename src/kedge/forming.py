@@ -3,7 +3,8 @@
 With x^{r+1} = x^r - γ g^{r+1}, a client that keeps the message of the last round has g^{r+1} = (x^r - x^{r+1}) / γ as
 soon as it hears x^{r+1}. As with all costs, this is not declared but found by running an algorithm's rules: they are
 played on a few clients with random quadratics and weights, and a vector counts as formed if it is the same linear
-combination of x and the previous round's vectors in every round.
+combination of x and the previous round's vectors in every round. With schedules, which the clients know, the
+combination may differ from round to round.
 """
 
 import dataclasses
@@ -20,6 +21,8 @@ from kedge.exchange import Effort, Heard, Needs
 from kedge.local_steps import local_steps
 
 CLIENTS, SIZE, STEPS, ROUNDS = 3, 48, 2, 5
+CHANGE = 0.04
+"""By which part of its first value a scheduled hyper-parameter falls from one of these rounds to the next."""
 EXACT = 1e-9
 """A residual, relative to the vector, that is nothing but rounding."""
 
@@ -35,14 +38,15 @@ def formed(algorithm: Algorithm[Any, Any]) -> frozenset[tuple[int, str]]:
     heard = _heard(algorithm)
     if len({tuple(round) for round in heard}) > 1:
         return frozenset()  # the rounds differ
-    return frozenset(place for place in heard[0] if place[1] != "x" and _is_formed(place, heard))
-
-
-def _is_formed(place: tuple[int, str], heard: list[Received]) -> bool:
-    number, _ = place
-    if (number, "x") not in heard[0]:
-        return False
     pairs = list(itertools.pairwise(heard))
+    parts = [[pair] for pair in pairs] if algorithm.scheduled else [pairs]
+    return frozenset(place for place in heard[0] if place[1] != "x" and all(_is_formed(place, part) for part in parts))
+
+
+def _is_formed(place: tuple[int, str], pairs: list[tuple[Received, Received]]) -> bool:
+    number, _ = place
+    if (number, "x") not in pairs[0][0]:
+        return False
     known = torch.cat([torch.stack([now[number, "x"], *before.values()], dim=1) for before, now in pairs])
     wanted = torch.cat([now[place] for _, now in pairs])
     residual = wanted - known @ torch.linalg.lstsq(known, wanted[:, None], driver="gelsd").solution[:, 0]
@@ -58,7 +62,9 @@ class _Client(NamedTuple):
 def _heard(algorithm: Algorithm[Any, Any]) -> list[Received]:
     """Return the vectors that every client hears, round by round, except in the first, which may differ."""
     given = {field.name for field in dataclasses.fields(algorithm) if getattr(algorithm, field.name) is not None}
-    algorithm = dataclasses.replace(algorithm, **{name: rate for name, rate in _RATES.items() if name in given})
+    scheduled = frozenset(algorithm.scheduled)
+    rates = {name: rate for name, rate in _RATES.items() if name in given}
+    algorithm = dataclasses.replace(algorithm.at(0), **rates)
     random = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -70,7 +76,10 @@ def _heard(algorithm: Algorithm[Any, Any]) -> list[Received]:
     heard: list[Received] = []
     for number in range(-1, ROUNDS):
         messages: Received = {}
-        for place, exchange in enumerate(algorithm.opening() if number < 0 else algorithm.exchanges(number, 0)):
+        # What a schedule changes is different in every round here, even if the schedule changes it only later.
+        changed = {name: getattr(algorithm, name) * (1 - CHANGE * max(number, 0)) for name in scheduled}
+        now = dataclasses.replace(algorithm, **changed)
+        for place, exchange in enumerate(now.opening() if number < 0 else now.exchanges(number, 0)):
             down = exchange.broadcast(server)
             if exchange.cohort != "first":
                 fields = down._asdict().items()
@@ -80,7 +89,7 @@ def _heard(algorithm: Algorithm[Any, Any]) -> list[Received]:
             replies = []
             for i in asked:
                 rule, start = exchange.direction(down, own[i]), exchange.start(down, own[i])
-                local = local_steps(rule, start, algorithm.eta, steps, _gradient(clients[i], number), Needs(True, True))
+                local = local_steps(rule, start, now.eta, steps, _gradient(clients[i], number), Needs(True, True))
                 reply, own[i] = exchange.reply(down, own[i], local)
                 weight = 1.0 if exchange.cohort == "first" else clients[i].weight
                 replies.append([weight * field for field in reply])

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.algorithm import Algorithm
-from kedge.costs import fresh, trace
+from kedge.costs import fresh, rate, trace
 from kedge.direction import Direction, Vector
 from kedge.exchange import Effort, Exchange, Heard, Local, Needs
 from kedge.forming import formed
 from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
+from kedge.schedules import at
 from kedge.settings import Settings
 
 AnyExchange = Exchange[Any, Any, Any, Any]
@@ -31,6 +32,9 @@ AnyAlgorithm = Algorithm[Any, Any]
 
 OPENING = -1
 """The round of the exchanges before the first one."""
+
+FORMS = 64
+"""How many forms of exchanges to remember."""
 
 ASKED = 1 << 32
 """The number of an exchange asked outside the rounds: it draws minibatches that no exchange of a round draws."""
@@ -67,6 +71,7 @@ class Work(NamedTuple):
     start: Vector
     buffers: Tensor  # the server's
     eta: float
+    weight_decay: float
     clients: Sequence[int]
     steps: int
     batches: NDArray[np.int64] | None  # client i, step k: its samples batches[i, k]; None: all of them
@@ -94,9 +99,13 @@ class Member(NamedTuple):
 class Rules:
     """What a client must know, in addition to a question, to answer it."""
 
-    eta: float
+    algorithm: AnyAlgorithm
     settings: Settings
     random: bool = False  # whether the model draws random numbers (dropout)
+
+    def eta(self, question: Question) -> float:
+        """Return the local rate of an exchange, in its round."""
+        return rate(self.algorithm.at(question.round), question.exchange)
 
     def effort(self, exchange: AnyExchange, samples: int) -> Effort:
         """Return what a client with this many samples computes."""
@@ -114,7 +123,8 @@ def answer(
     clients = [member.client for member in members]
     done = compute(
         Work(
-            rule, start.expand(len(members), -1), question.buffers, rules.eta, clients, effort.steps,
+            rule, start.expand(len(members), -1), question.buffers, rules.eta(question),
+            at(rules.settings.weight_decay, question.round), clients, effort.steps,
             _batches(rules.settings, question, members, effort),
             _noise(rules.settings, question, clients, effort.steps) if rules.random else None, needs,
         )
@@ -179,7 +189,7 @@ class Form(NamedTuple):
     @classmethod
     def of(cls, algorithm: AnyAlgorithm, exchange: AnyExchange) -> "Form":
         """Find it by running the rules on a tiny vector: they are elementwise."""
-        x = torch.zeros(2)
+        x, algorithm = torch.zeros(2), algorithm.at(0)
         server, client = algorithm.init_server(x), algorithm.init_client(x)
         traced = trace(algorithm, exchange, server, client, Effort(steps=1), {})
         shapes = (None if value.numel() > 1 else value.shape for value in traced.up)
@@ -248,12 +258,14 @@ class Rounds:
     def form(self, exchange: AnyExchange) -> Form:
         """Return the form of an exchange's reply."""
         if exchange not in self._forms:
+            if len(self._forms) >= FORMS:  # schedules make new exchanges in every round, and so do questions
+                self._forms.clear()
             self._forms[exchange] = Form.of(self.algorithm, exchange)
         return self._forms[exchange]
 
     def begin(self, x: Vector, buffers: Tensor) -> Moment:
         """Return the moment before the first round."""
-        return Moment(0, self.algorithm.init_server(x), buffers)
+        return Moment(0, self.algorithm.at(0).init_server(x), buffers)
 
     def cohort(self, round: int) -> list[int]:
         """Return who takes part in a round, in the order in which they are drawn."""
@@ -268,11 +280,11 @@ class Rounds:
 
     def open(self, moment: Moment, gather: Gather) -> Moment:
         """Play the exchanges before the first round."""
-        return self._played(moment, self.algorithm.opening(), OPENING, range(len(self.sizes)), gather)
+        return self._played(moment, self.algorithm.at(OPENING).opening(), OPENING, range(len(self.sizes)), gather)
 
     def advance(self, moment: Moment, gather: Gather, cohort: Sequence[int]) -> Moment:
         """Play the next round with these clients, in the order in which they were drawn."""
-        exchanges = self.algorithm.exchanges(moment.round, self.settings.seed)
+        exchanges = self.algorithm.at(moment.round).exchanges(moment.round, self.settings.seed)
         moment = self._played(moment, exchanges, moment.round, cohort, gather)
         return moment._replace(round=moment.round + 1)
 

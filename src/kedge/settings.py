@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kedge.checks import LARGEST, MOST, is_finite, limits, whole
 from kedge.errors import UsageError, shown, unknown
+from kedge.schedules import Schedule, is_schedule, read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,14 @@ STEPS = 1_000_000
 SHARDS = 65_536
 """The most shards: every round visits all of them."""
 
-KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list[int]: "list of whole numbers"}
+KINDS: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    list[int]: "list of whole numbers",
+    Schedule: "schedule",
+}
 """The types of settings, in words."""
 
 _SAME: Any = object()
@@ -120,6 +128,8 @@ class Setting:
             return value
         if kind is int:
             return whole(self.name, value, int(self.at_least), int(self.at_most) if self.at_most < math.inf else MOST)
+        if Schedule in self.kinds and is_schedule(value):
+            return self._scheduled(value)
         if kind is float:
             return self._real(value)
         if self.choices:
@@ -131,6 +141,12 @@ class Setting:
         if not good:
             raise UsageError(f"{self.name} is {shown(value)}, but must be {rule}")
         return value
+
+    def _scheduled(self, value: Any) -> Schedule:
+        schedule = read(value)
+        for reached in schedule.reaches:
+            self._real(reached)
+        return schedule
 
     def _real(self, value: Any) -> float:
         least, most = (
@@ -157,7 +173,7 @@ class Setting:
 
     def written(self, value: Any) -> Any:
         """Return a value as a configuration writes it."""
-        return self.word if value is None else value
+        return self.word if value is None else str(value) if isinstance(value, Schedule) else value
 
 
 def setting(default: Any, meaning: str, **rule: Any) -> Any:
@@ -168,7 +184,7 @@ def setting(default: Any, meaning: str, **rule: Any) -> Any:
 class Section(BaseModel):
     """Settings that belong together. A bad value raises a `UsageError`: one sentence with the value and the rule."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     panel: ClassVar[str] = ""
     declared: ClassVar[Mapping[str, Setting]] = {}
@@ -254,7 +270,7 @@ class Settings(Section):
         32, "Samples per minibatch; {none} is the client's whole data, which makes gradients exact.",
         at_least=1, word="full", configured=16,
     )  # fmt: skip
-    weight_decay: float = setting(0.0, "λ; λx is added to every gradient.", at_least=0, at_most=LARGEST)
+    weight_decay: float | Schedule = setting(0.0, "λ; λx is added to every gradient.", at_least=0, at_most=LARGEST)
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weights of the clients in the objective: uniform, or by the size of their data."
     )

@@ -204,6 +204,13 @@ def test_weights_by_size_and_epochs_equal_the_simulator(world):
     assert_equal(world, server)
 
 
+def test_schedules_equal_the_simulator(world):
+    wanted = config("scaffold-m", world.path / "out", 3, 2, run__weight_decay="cosine(0.1, 0.01, rounds=3)")
+    server = world.server(wanted | {"algorithm.eta": "cosine(0.1, 0.01, rounds=3)"})
+    server.run()
+    assert_equal(world, server)
+
+
 @pytest.mark.parametrize("model", ["resnet18", "lenet"])
 def test_convolutions_and_batch_norm_equal_the_simulator(model, tmp_path):
     generator = torch.Generator().manual_seed(0)

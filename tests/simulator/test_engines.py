@@ -171,7 +171,7 @@ def test_whom_a_client_is_grouped_with_changes_no_bit(inputs, hidden, batch, ste
 
 def test_clients_of_a_small_model_are_grouped():
     federation, module = small(), network()
-    (engine,) = make_engines("fused-mlp", 1, module, federation, cross_entropy, 0.0, torch.device("cpu"))
+    (engine,) = make_engines("fused-mlp", 1, module, federation, cross_entropy, torch.device("cpu"))
     assert engine.group(4) == GROUP
     assert engine.group(None) == 1
 

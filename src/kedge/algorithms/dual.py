@@ -111,7 +111,7 @@ class FedPD(Algorithm[Model, PrimalDual]):
     full_participation = True
 
     alpha: float = hyper_alpha()
-    skip: float = hyper(0.0, help="probability p of a round without communication", at_least=0, at_most=1)
+    skip: float = hyper(0.0, help="probability p of a round without communication", at_least=0, at_most=1, fixed=True)
 
     def init_server(self, x: Vector) -> Model:
         return Model(x)

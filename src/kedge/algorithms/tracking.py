@@ -162,9 +162,10 @@ class Network(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A client of LED: z_i = y_i^{r-1} + x_i^{r-1,K}, so that y_i^r = z_i - x^r."""
+    """A client of LED: z_i = y_i^{r-1} + x_i^{r-1,K}, so that y_i^r = z_i - x^r if eta is the same."""
 
     z_i: Vector
+    eta_i: Vector  # one number: eta of the round that made z_i; any before the first, where y_i = 0
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,8 @@ class LED(SingleExchange[Network, Ahead, Network, Displacement]):
         server           x^{r+1} = mean_i x_i^{r,K}
         start            y_i^0 = 0
 
+    Where η changes between rounds, y_i^r is multiplied by its new value over the old one.
+
     >>> import kedge
     >>> model, federation = kedge.build_model("mlp", (64,), 10), kedge.load_federation("digits", clients=10)
     >>> result = kedge.simulate(model, federation, kedge.LED(eta=0.1), rounds=2, cohort=None)
@@ -187,24 +190,27 @@ class LED(SingleExchange[Network, Ahead, Network, Displacement]):
 
     full_participation = True
 
-    b: float | None = hyper(None, help="weight of the correction; by default 1/K", above=0, at_most=1)
+    b: float | None = hyper(None, help="weight of the correction; by default 1/K", above=0, at_most=1, fixed=True)
 
     def init_server(self, x: Vector) -> Network:
         return Network(x, b=0 * x[:1] + 1)
 
     def init_client(self, x: Vector) -> Ahead:
-        return Ahead(z_i=x)
+        return Ahead(z_i=x, eta_i=0 * x[:1] + 1)
 
     def broadcast(self, server: Network) -> Network:
         return server
 
     def direction(self, down: Network, client: Ahead) -> Direction:
-        y_i = client.z_i - down.x
-        return GRAD + down.b / self.eta * y_i
+        return GRAD + down.b / self.eta * self.correction(down, client)
 
     def reply(self, down: Network, client: Ahead, local: Local) -> tuple[Displacement, Ahead]:
-        y_i = client.z_i - down.x
-        return Displacement(local.displacement), Ahead(z_i=y_i + local.x)
+        z_i = self.correction(down, client) + local.x
+        return Displacement(local.displacement), Ahead(z_i, eta_i=0 * client.eta_i + self.eta)
+
+    def correction(self, down: Network, client: Ahead) -> Vector:
+        """y_i^r: eta times a gradient, so it follows eta from round to round."""
+        return (client.z_i - down.x) * (self.eta / client.eta_i)
 
     def fold(self, server: Network, up: Displacement, heard: Heard) -> Network:
         b = 1 / heard.local_steps if self.b is None else self.b

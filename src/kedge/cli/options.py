@@ -13,6 +13,7 @@ import typer
 
 from kedge.errors import UsageError
 from kedge.runs.settings import SETTINGS, Config
+from kedge.schedules import Schedule
 from kedge.settings import Setting
 
 HYPER = {
@@ -78,7 +79,7 @@ def _parameter(name: str, key: str, *, defaults: bool) -> inspect.Parameter:
         declared = SETTINGS[key]
         kind, panel, text, start = _type(declared), declared.panel, declared.help(), declared.start_text
     else:
-        kind, panel, (text, start) = float, SETTINGS["algorithm.name"].panel, HYPER[key]
+        kind, panel, (text, start) = str, SETTINGS["algorithm.name"].panel, HYPER[key]
     text = f"{text} Default: {start}." if start and defaults else text
     option = typer.Option(help=text.replace("[", "\\["), rich_help_panel=panel)
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
@@ -110,8 +111,8 @@ def checked(file: Path | None, settings: list[str] | None, given: Given) -> Conf
 def _read(key: str, value: Any) -> Any:
     from kedge.runs.config import parse_value
 
-    kinds = SETTINGS[key].kinds if key in SETTINGS else ()
-    if not isinstance(value, str) or str in kinds or not {int, list[int]} & set(kinds):
+    kinds = SETTINGS[key].kinds if key in SETTINGS else (float, Schedule)
+    if not isinstance(value, str) or str in kinds or not {int, list[int], Schedule} & set(kinds):
         return value
     return parse_value(f"[{value}]" if list[int] in kinds and not value.startswith("[") else value)
 

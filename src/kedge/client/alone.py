@@ -43,16 +43,14 @@ class Client:
         dtype = self._flat.initial.dtype
         self._features, self._labels = _samples(features, model, dtype), _targets(labels, dtype)
         rows = torch.arange(len(self._labels))
-        self._steps = ClientSteps(
-            self._flat, Autograd(self._flat, loss), self._features, self._labels, lambda _: rows, settings.weight_decay
-        )
+        self._steps = ClientSteps(self._flat, Autograd(self._flat, loss), self._features, self._labels, lambda _: rows)
         if settings.batch_size is not None and settings.batch_size > len(self._labels):
             have = f"client {number} has only {len(self._labels)} samples"
             raise UsageError(f"batch_size is {settings.batch_size}, but {have}")
         some = slice(settings.batch_size)
         who = f"a minibatch of client {number} has {len(self._labels[some])} sample"
         random = try_model(self._flat, self._features[some], self._labels[some], loss, [self._labels], who)
-        self._rules = Rules(algorithm.eta, settings, random)
+        self._rules = Rules(algorithm, settings, random)
 
     @property
     def samples(self) -> int:
@@ -71,7 +69,7 @@ class Client:
 
     def initial_state(self) -> Any:
         """Return the state of a client that has not taken part yet."""
-        return self.algorithm.init_client(self._flat.initial)
+        return self.algorithm.at(0).init_client(self._flat.initial)
 
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""

@@ -50,14 +50,12 @@ class ClientSteps:
         features: Tensor,
         labels: Tensor,
         own: Callable[[int], Tensor],
-        weight_decay: float,
     ) -> None:
         self._flat = flat
         self._gradients = gradients
         self._samples = Samples(features)
         self._labels = labels
         self._own = own
-        self._weight_decay = weight_decay
 
     def run(self, work: Work) -> Done:
         """Run a client's local steps."""
@@ -82,8 +80,8 @@ class ClientSteps:
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
             parts = self._gradients(features, labels, None if work.seeds is None else int(work.seeds[0, k]))
             torch.cat([part.reshape(-1) for part in parts], out=grad[0])
-            if self._weight_decay:
-                grad.add_(point, alpha=self._weight_decay)
+            if work.weight_decay:
+                grad.add_(point, alpha=work.weight_decay)
             if kept is not None:
                 flat.buffers.copy_(kept)
             return grad

@@ -17,6 +17,7 @@ from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import Place
 from kedge.round import AnyAlgorithm
 from kedge.runs.settings import DataSettings, ModelSettings, SimulationSettings
+from kedge.schedules import Schedule
 from kedge.settings import Section, Settings, setting
 
 OWN = "own"
@@ -117,7 +118,7 @@ class Agreement:
         sections = {
             "data": {"dataset": OWN} | raw["data"],
             "model": raw["model"],
-            "algorithm": {"name": name} | dataclasses.asdict(algorithm),
+            "algorithm": {"name": name} | _hyper(algorithm),
             "run": run.written() | own,
         }
         return cls(clients, algorithm, settings, run, flower, sections)
@@ -139,6 +140,11 @@ def _sections(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             if name not in kind.declared:
                 raise unknown(f"key of {section}", name, kind.declared)
     return sections
+
+
+def _hyper(algorithm: AnyAlgorithm) -> dict[str, Any]:
+    values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    return {name: str(value) if isinstance(value, Schedule) else value for name, value in values.items()}
 
 
 def _read(kind: type[Section], name: str, values: Mapping[str, Any]) -> Any:

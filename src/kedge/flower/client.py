@@ -171,7 +171,7 @@ class Desk:
             raise UsageError("the question names no version for its answer")
 
     def _exchanges(self, round: int) -> tuple[AnyExchange, ...]:
-        algorithm = self._agreed.algorithm
+        algorithm = self._agreed.algorithm.at(round)
         return algorithm.opening() if round == OPENING else algorithm.exchanges(round, self._agreed.settings.seed)
 
     def _down(
@@ -187,7 +187,7 @@ class Desk:
                 raise UsageError(f"the question lacks {name}, which this round has not told this client")
         if more:
             messages.save(asked.attempt, earlier | fields)
-        kind = type(exchange.broadcast(self._agreed.algorithm.init_server(torch.zeros(2, dtype=x.dtype))))
+        kind = type(exchange.broadcast(self._agreed.algorithm.at(0).init_server(torch.zeros(2, dtype=x.dtype))))
         return kind(**{name: fields[name] if name in fields else earlier[name] for name in forms})
 
     def _evaluated(self, down: Any, buffers: Tensor) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from logging import WARNING
 from typing import Any
 
@@ -19,7 +20,7 @@ from kedge.flower.agreement import Agreement
 from kedge.flower.fleet import Activation, Fleet, pulled
 from kedge.flower.versions import FRESH
 from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, refusal, unpack, unpack_buffers
-from kedge.round import OPENING, AnyExchange, Question, Reply, Rounds, Total, nbytes
+from kedge.round import OPENING, Question, Reply, Rounds, Total, nbytes
 from kedge.shards import Sums
 
 POLL = 0.1
@@ -72,8 +73,9 @@ class Gatherer:
         self._evaluate = False
         self._told: dict[int, dict[str, Tensor]] = {}
         self._heard: set[int] = set()
-        self._stateful = len(agreed.algorithm.init_client(torch.zeros(2))) > 0
-        self._layouts: dict[AnyExchange, Layouts] = {}
+        self._stateful = len(agreed.algorithm.at(0).init_client(torch.zeros(2))) > 0
+        algorithm = agreed.algorithm
+        self._layouts = lru_cache(64)(lambda exchange: Layouts.of(algorithm, exchange, x))
 
     def begin(self, *, evaluate: bool = False) -> None:
         """Begin an attempt at a round."""
@@ -190,9 +192,7 @@ class Gatherer:
         told = about(content, Told)
         if (told.client, told.tag) != (client, tag):
             raise UsageError("it answers another question")
-        if exchange not in self._layouts:
-            self._layouts[exchange] = Layouts.of(self._agreed.algorithm, exchange, self._x)
-        up = self._rounds().form(exchange).up(**unpack(content, self._layouts[exchange].up))
+        up = self._rounds().form(exchange).up(**unpack(content, self._layouts(exchange).up))
         trained = bool(exchange.effort(Effort(1)).steps)
         like = question.buffers if trained else question.buffers[:0]
         buffers = unpack_buffers(content, like) if trained else question.buffers

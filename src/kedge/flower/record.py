@@ -5,11 +5,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from kedge.checks import tensor
-from kedge.client import FlatModule, Loss, evaluate
+from kedge.client import FlatModule, Loss, evaluate, summarised
 from kedge.errors import FailedRunError
 from kedge.files import cut
 from kedge.flower.agreement import Agreement
@@ -102,14 +101,9 @@ class Record:
 
 def cohort_columns(metrics: Sequence[Told]) -> Row:
     """Return what the cohort found on its own test data: the mean and the worst tenth of its clients."""
-    columns: Row = {}
-    for name, worst in (("loss", -1), ("accuracy", 1)):
-        values = [getattr(told, f"test_{name}") for told in metrics]
-        ordered = np.sort([value for value in values if value is not None])[::worst]
-        if len(ordered):
-            columns[f"cohort_{name}"] = float(ordered.mean())
-            columns[f"cohort_{name}_worst_decile"] = float(ordered[: max(1, len(ordered) // 10)].mean())
-    return columns
+    named = [{"loss": told.test_loss, "accuracy": told.test_accuracy} for told in metrics]
+    rows = [{name: value for name, value in row.items() if value is not None} for row in named]
+    return summarised(rows, "cohort") if rows and all(row.keys() == rows[0].keys() for row in rows) else {}
 
 
 def _floats(features: object, like: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ class Server:
     def _advance(self) -> None:
         """Play the opening, if it is due, and a round, each with its checkpoint."""
         if not self._opened:
-            if self._agreed.algorithm.opening():
+            if self._agreed.algorithm.at(0).opening():
                 self.moment = self._played(range(self._agreed.clients), opening=True)
             self._opened = True
             self._save()

@@ -110,7 +110,7 @@ class Layouts(NamedTuple):
     @classmethod
     def of(cls, algorithm: AnyAlgorithm, exchange: AnyExchange, x: Tensor) -> "Layouts":
         """Find them by running the rules on a tiny vector; ``x`` gives the size and the dtype."""
-        tiny = torch.zeros(2, dtype=x.dtype)
+        tiny, algorithm = torch.zeros(2, dtype=x.dtype), algorithm.at(0)
         server, client = algorithm.init_server(tiny), algorithm.init_client(tiny)
         up = trace(algorithm, exchange, server, client, Effort(steps=1), {}).up
         return cls(layout(exchange.broadcast(server), tiny, x), layout(up, tiny, x))

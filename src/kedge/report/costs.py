@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kedge.algorithm import Algorithm
+from kedge.algorithm import Algorithm, rule_of
 from kedge.checks import limits
 from kedge.costs import Cost, ExchangeCost, Size, cost
 from kedge.errors import UsageError
@@ -67,7 +67,7 @@ def hyper_parameters(kind: Kind) -> str:
     rows = ["| name | default | range | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(kind):
         default = "required" if field.default is dataclasses.MISSING else f"`{field.default}`"
-        rows.append(f"| `{field.name}` | {default} | {_range(field.metadata)} | {field.metadata['help']} |")
+        rows.append(f"| `{field.name}` | {default} | {_range(rule_of(field))} | {rule_of(field)['help']} |")
     return "\n".join(rows) + "\n"
 
 

@@ -22,7 +22,9 @@ from kedge.runs.joining import own_device
 from kedge.runs.settings import Config as Config
 from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
+from kedge.schedules import Schedule
 from kedge.simulator.simulation import usable_device
+from kedge.theory import Diagnose
 
 DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples"})
 """Keys of the section data that say how samples are divided; a data set without samples does not read them."""
@@ -154,7 +156,10 @@ def _check_source(name: str, recorded: str | None) -> None:
 def resolved(config: Config) -> dict[str, dict[str, Any]]:
     """Return every setting, with the defaults that depend on others filled in."""
     sections = {name: getattr(config, name).written() for name in Config.sections}
-    sections["algorithm"] = {"name": config.algorithm.name, **dataclasses.asdict(algorithm_of(config))}
+    algorithm = algorithm_of(config)
+    hyper = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    written = {name: str(value) if isinstance(value, Schedule) else value for name, value in hyper.items()}
+    sections["algorithm"] = {"name": config.algorithm.name, **written}
     sections["run"]["eval_every"] = eval_every(config)
     sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
     if (place := Place.parse(config.algorithm.name)) is not None:
@@ -255,6 +260,8 @@ def run_config(
     """Run a configuration."""
     problem = problem or problem_of(config)
     here = {"eval_every": eval_every(config), "device": own_device(config.run.device)}
+    if config.run.diagnose is not None:
+        callbacks = [Diagnose(config.run.diagnose), *callbacks]
     return simulate(
         problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
         callbacks=callbacks, **config.run.part(SimulationSettings).model_dump() | here,

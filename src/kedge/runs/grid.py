@@ -16,7 +16,7 @@ POINTS = 100_000
 
 _FORM = "but must have the form key=value,value,... or key=low..high[:log], as in algorithm.eta=0.01,0.1"
 _RANGE = re.compile(r"[^/,\"'\[{]*\.\.[^/,]*")  # unlike ../a/path
-_CLOSING = {"[": "]", "{": "}", '"': '"', "'": "'"}
+_CLOSING = {"(": ")", "[": "]", "{": "}", '"': '"', "'": "'"}
 
 
 @dataclass(frozen=True)

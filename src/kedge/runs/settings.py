@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from kedge.checks import byte_size
 from kedge.errors import UsageError, shown, unknown
 from kedge.runs.schedule import Interval
+from kedge.schedules import Schedule
 from kedge.settings import Section, Setting, Settings, setting
 
 DATASETS = "digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, quadratics"
@@ -65,12 +66,12 @@ class ModelSettings(Section):
 class AlgorithmSettings(Section):
     """The algorithm; its other hyper-parameters are declared, and all of them checked, by the algorithm itself."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, arbitrary_types_allowed=True)
 
     panel = "Algorithm"
 
     name: str = setting("scaffold-m", "An id of `kedge algorithms`, or file.py:Class.", option="algorithm")
-    eta: float = setting(0.1, "Local learning rate.", default_text="0.1; in compare each has its own")
+    eta: float | Schedule = setting(0.1, "Local learning rate.", default_text="0.1; in compare each has its own")
     sha256: str | None = setting(None, "Of the source, where the name is file.py:Class.", option="")
 
 
@@ -112,6 +113,10 @@ class RunSettings(SimulationSettings):
     stall_timeout: float = setting(
         300.0, "Seconds of silence after which a process counts as lost.", above=0, free=True
     )
+    diagnose: int | None = setting(
+        None, "Add the proof's quantities (drift, errors of momentum and control variables) to the rows of every n-th "
+        "round, of those that are evaluated.", at_least=1, default_text="never", free=True,
+    )  # fmt: skip
 
 
 class Config(BaseModel):

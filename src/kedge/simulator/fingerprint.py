@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.problem import Federation
+from kedge.schedules import Schedule
 from kedge.simulator.simulation import Simulation
 
 SMALL = 1 << 20
@@ -39,7 +40,8 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
         "algorithm file": getattr(sys.modules.get(type(run.algorithm).__module__), "__sha256__", None),
         "server state": ", ".join(type(run.moment.state)._fields),
         "client state": ", ".join(name for name in run.row_template if name != "clients"),
-        **{name.replace("_", " "): value for name, value in run.settings.model_dump().items()},
+        **{name.replace("_", " "): _plain_setting(value) for name, value in run.settings.model_dump().items()},
+        **_functions(run),
         "loss": _said(run.loss),
         "loss code": code(run.loss),
         "dtype": str(run.flat.initial.dtype),
@@ -51,6 +53,17 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
         "samples of clients": checksum(*_places(federation)),
         **data_fingerprint(federation),
     }
+
+
+def _plain_setting(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)
+
+
+def _functions(run: Simulation) -> dict[str, str]:
+    """Return the code of schedules that are the user's own functions."""
+    found = {**run.algorithm.scheduled, "weight_decay": run.settings.weight_decay}
+    own = {name: value.function for name, value in found.items() if isinstance(value, Schedule)}
+    return {f"{name} code": code(function) for name, function in own.items() if function is not None}
 
 
 def data_fingerprint(federation: Federation) -> dict[str, str]:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
-from kedge.client import FlatModule, Loss, convolves, try_model
+from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
 from kedge.errors import UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -24,6 +24,7 @@ from kedge.settings import Settings
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, make_engines
 from kedge.simulator.engines.module import ModuleEngine
+from kedge.simulator.evaluate import each_client
 from kedge.simulator.gather import Gatherer
 from kedge.simulator.pool import Pool, thread_count
 from kedge.simulator.ranks import Processes, current_processes
@@ -80,8 +81,8 @@ class Simulation:
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
-        self._store = ClientStore(lambda: algorithm.init_client(x), state_memory, scratch)
-        rules = Rules(algorithm.eta, self.settings, self.random)
+        self._store = ClientStore(lambda: algorithm.at(0).init_client(x), state_memory, scratch)
+        rules = Rules(algorithm, self.settings, self.random)
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
@@ -96,8 +97,7 @@ class Simulation:
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
-            decay = self.settings.weight_decay
-            return make_engines(name, count, self.initial_model, self.federation, self.loss, decay, device)
+            return make_engines(name, count, self.initial_model, self.federation, self.loss, device)
 
         (first,) = engines(1)
         alone = device.type != "cpu" or (self.random and first.name == ModuleEngine.name)
@@ -127,8 +127,8 @@ class Simulation:
             raise UsageError(
                 f"batch_size is {settings.batch_size}, but client {smallest} has only {sizes[smallest]} samples"
             )
-        most = Effort(int(settings.steps(sizes).max()))
-        for exchange in (*self.algorithm.opening(), *self.algorithm.exchanges(0, settings.seed)):
+        most, first = Effort(int(settings.steps(sizes).max())), self.algorithm.at(0)
+        for exchange in (*first.opening(), *first.exchanges(0, settings.seed)):
             effort = exchange.effort(most)
             if settings.batch_size is not None and effort.minibatches is not None:
                 # For each sample: a number, an index and a candidate for it.
@@ -156,6 +156,25 @@ class Simulation:
     def model(self) -> nn.Module:
         """The current model: an independent copy, ready to predict."""
         return self.flat.exported(self.moment.state.x, self.moment.buffers)
+
+    def module_now(self) -> nn.Module:
+        """Return the run's own module with the current parameters, to be evaluated and not kept."""
+        self.flat.bind(self.moment.state.x)
+        self.flat.buffers.copy_(self.moment.buffers)
+        return self.flat.module
+
+    def evaluate(self, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+        """Return the current model's loss, accuracy and your own metrics on the test set."""
+        if self.federation.test is None:
+            raise UsageError("the federation has no test set to evaluate on")
+        return evaluate(self.module_now(), self.loss, *self.federation.test, check_metrics(metrics))
+
+    def evaluate_clients(self, metrics: Mapping[str, Metric] | None = None) -> list[dict[str, float]]:
+        """Return the same at each client: on the clients' test sets if there are any, else on their own data."""
+        return each_client(self.module_now(), self.loss, self.federation, check_metrics(metrics))
+
+    def __repr__(self) -> str:
+        return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
 
     def client(self, number: int) -> dict[str, Tensor]:
         """Return a client's own vectors by name."""
@@ -196,9 +215,10 @@ class Simulation:
             raise UsageError(f"clients is {clients!r}, but must be some of 0 to {len(everyone) - 1}")
         return Answer(self, self._rounds.question(self.moment, exchange, self.round, ASKED), asked)
 
-    def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> Any:
-        """Return the mean reply of some clients to a question; no state changes and no cost is counted."""
-        return self._rounds.mean(question, self._gather(question, clients, commit=False, weighted=weighted))
+    def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> tuple[Any, float]:
+        """Return the mean reply of some clients, and the minibatch gradients that it took; no state changes."""
+        total = self._gather(question, clients, commit=False, weighted=weighted)
+        return self._rounds.mean(question, total), float(total.values[-1][1])
 
     # ---- saving and restoring
 
@@ -285,7 +305,9 @@ class Answer:
     def __init__(self, run: Simulation, question: Question, clients: list[int]) -> None:
         self._run, self._question, self._round = run, question, run.round
         self.clients = clients
-        self.mean: dict[str, Tensor] = run.mean_reply(question, clients)._asdict()
+        mean, self.gradients = run.mean_reply(question, clients)
+        """What it cost, in minibatch gradients; the run's own count does not contain them."""
+        self.mean: dict[str, Tensor] = mean._asdict()
         """The mean reply, weighted like the objective: its vectors by name."""
 
     def each(self, client: int) -> dict[str, Tensor]:
@@ -294,8 +316,9 @@ class Answer:
             raise UsageError(f"client {client} was not asked")
         if self._run.round != self._round:
             raise UsageError(f"the question was asked after round {self._round}, but the run has moved on since")
-        reply: dict[str, Tensor] = self._run.mean_reply(self._question, [client], weighted=False)._asdict()
-        return reply
+        reply, _ = self._run.mean_reply(self._question, [client], weighted=False)
+        own: dict[str, Tensor] = reply._asdict()
+        return own
 
 
 def usable_device(name: str) -> torch.device:

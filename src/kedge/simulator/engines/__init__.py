@@ -49,13 +49,12 @@ def make_engines(
     model: nn.Module,
     federation: Federation,
     loss: Loss,
-    weight_decay: float,
     device: torch.device,
 ) -> list[Engine]:
     """Return ``count`` engines of the kind ``name``; "auto" picks the fastest that can run the model."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    setup = Setup(model, federation, loss, weight_decay, device)
+    setup = Setup(model, federation, loss, device)
     asked = [kind for kind in TABLE if name in ("auto", kind.name)]
     for kind in asked:
         build = kind.builder(setup)

@@ -20,13 +20,12 @@ class Setup:
     model: nn.Module
     federation: Federation
     loss: Loss
-    weight_decay: float
     device: torch.device
 
     def steps(self, flat: FlatModule, gradients: Gradients) -> ClientSteps:
         """Return what runs the local steps of the federation's clients with these gradients."""
         data = self.federation
-        return ClientSteps(flat, gradients, data.features, data.labels, data.indices.__getitem__, self.weight_decay)
+        return ClientSteps(flat, gradients, data.features, data.labels, data.indices.__getitem__)
 
 
 class Engine(Protocol):

@@ -65,10 +65,9 @@ class MLPEngine:
 
     name = "fused-mlp"
 
-    def __init__(self, layers: list[Layer], federation: Federation, loss: Loss, weight_decay: float) -> None:
+    def __init__(self, layers: list[Layer], federation: Federation, loss: Loss) -> None:
         self.layers = layers
         self.federation = federation
-        self.weight_decay = weight_decay
         known = known_loss(loss)
         assert known is not None, "plan() has checked the loss"
         self.loss = known
@@ -99,7 +98,7 @@ class MLPEngine:
             nonlocal calls, data
             calls += 1
             data = data or self._gather(work)  # only here: an exchange without steps reads no samples
-            return self._gradient(point, *data.step(k))
+            return self._gradient(point, work.weight_decay, *data.step(k))
 
         local = local_steps(rule, work.start, work.eta, work.steps, gradient, work.needs)
         return Done(local, work.buffers, calls)
@@ -208,7 +207,9 @@ class MLPEngine:
         activation = self.layers[number - 1].activation
         return activation.backward(out, outputs[number - 1]) if activation else out
 
-    def _gradient(self, point: Vector, features: Tensor, target: Tensor, masks: Sequence[Tensor | None]) -> Vector:
+    def _gradient(
+        self, point: Vector, decay: float, features: Tensor, target: Tensor, masks: Sequence[Tensor | None]
+    ) -> Vector:
         clients, size = features.shape[:2]
         grad = self._kept("gradient", clients, self.parameters)
         parameters, into = self._views(point.expand_as(grad)), self._views(grad)
@@ -220,7 +221,7 @@ class MLPEngine:
             if number:
                 before = back[number - 1]
                 delta = self._back(number, delta, parameters[number].weight, outputs, masks[number - 1], before)
-        return grad.add_(point, alpha=self.weight_decay) if self.weight_decay else grad
+        return grad.add_(point, alpha=decay) if decay else grad
 
     def _fused(self, rule: Direction, work: Work, data: "StepSamples") -> Local:
         eta, a, clients = work.eta, rule.grad, len(work.clients)
@@ -264,12 +265,12 @@ class MLPEngine:
 
     def _linear_part(self, rule: Direction, work: Work) -> tuple[float, Vector | None]:
         """Weight decay and the pull to the start as parts of x <- scale x - eta (constant + a ∇F + ...)."""
-        scale = 1 - work.eta * (rule.grad * self.weight_decay + rule.displacement)
+        scale = 1 - work.eta * (rule.grad * work.weight_decay + rule.displacement)
         terms = [] if rule.constant is None else [rule.constant]
         if rule.displacement:
             terms.append(-rule.displacement * work.start)
-        if self.weight_decay:
-            terms += [anchor.weight * self.weight_decay * anchor.point for anchor in _fixed(rule)]
+        if work.weight_decay:
+            terms += [anchor.weight * work.weight_decay * anchor.point for anchor in _fixed(rule)]
         return scale, sum(terms[1:], terms[0]) if terms else None
 
     def _mean_gradient(
@@ -281,8 +282,8 @@ class MLPEngine:
             mean.sub_(rule.constant, alpha=1 / rule.grad)
         for anchor, anchored in zip(_fixed(rule), anchors, strict=True):
             mean.sub_(self._mean_anchored(anchored, data, work.steps))
-            if self.weight_decay:
-                mean.sub_(anchor.point, alpha=anchor.weight * self.weight_decay / rule.grad)
+            if work.weight_decay:
+                mean.sub_(anchor.point, alpha=anchor.weight * work.weight_decay / rule.grad)
         return mean
 
     def _anchor(self, point: Vector, weight: float, data: "StepSamples") -> "Anchored":
@@ -393,4 +394,4 @@ def builder(setup: Setup) -> Callable[[], Engine] | None:
     layers = plan(setup.model, setup.loss, setup.federation.labels)
     if layers is None:
         return None
-    return partial(MLPEngine, layers, setup.federation, setup.loss, setup.weight_decay)
+    return partial(MLPEngine, layers, setup.federation, setup.loss)
