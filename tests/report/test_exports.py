@@ -168,11 +168,8 @@ def test_an_algorithm_of_your_own_runs_only_with_consent(trained, tmp_path, caps
     path, _, _ = trained
     shutil.copytree(path, tmp_path / "run")
     (tmp_path / "own.py").write_text(OWN)
-    config = (
-        (path / "config.toml")
-        .read_text()
-        .replace('name = "scaffold-m"', f"name = {json.dumps(str(tmp_path / 'own.py') + ':Own')}")
-    )
+    own = json.dumps(f"{tmp_path / 'own.py'}:Own")
+    config = (path / "config.toml").read_text().replace('name = "scaffold-m"', f"name = {own}")
     lines = [line for line in config.splitlines() if not line.startswith(("beta =", "opening_batches ="))]
     (tmp_path / "run" / "config.toml").write_text("\n".join(lines))
     command = ["export-model", str(tmp_path / "run"), "--format", "torch-export", "--out", str(tmp_path / "new")]

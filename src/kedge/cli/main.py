@@ -44,8 +44,7 @@ def common(
 
 for _command in (
     commands.run, commands.resume, commands.compare, commands.sweep, commands.algorithms, commands.partition,
-    commands.reproduce, commands.report, commands.watch, commands.export,
-    commands.export_model,
+    commands.diagnose, commands.reproduce, commands.report, commands.watch, commands.export, commands.export_model,
 ):  # fmt: skip
     app.command()(_command)
 
