@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction, last_grad
     from kedge.errors import UsageError
     from kedge.exchange import Effort, Exchange, Heard, Local, Nothing
+    from kedge.local_updates import SAM, Adam, AdamW, ClientRates, Clip, HeavyBall, LocalUpdate, Personal, norms
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
     from kedge.questions import FullGradient
     from kedge.runs.live import CallbackError, LiveRun
@@ -69,6 +70,7 @@ _HOMES = (
     "costs",
     "direction",
     "exchange",
+    "local_updates",
     "problem",
     "questions",
     "runs.live",
@@ -92,11 +94,16 @@ __all__ = [
     "GRAD",
     "LAST_GRAD",
     "LED",
+    "SAM",
     "VRLSGD",
+    "Adam",
+    "AdamW",
     "Algorithm",
     "Answer",
     "CallbackError",
     "ClientIndices",
+    "ClientRates",
+    "Clip",
     "Cost",
     "Direction",
     "DivergedError",
@@ -116,14 +123,17 @@ __all__ = [
     "Federation",
     "FullGradient",
     "Heard",
+    "HeavyBall",
     "LiveRun",
     "Local",
+    "LocalUpdate",
     "MBStorm",
     "Mime",
     "MimeLite",
     "MimeLiteMVR",
     "MimeMVR",
     "Nothing",
+    "Personal",
     "Result",
     "Scaffold",
     "ScaffoldM",
@@ -145,6 +155,7 @@ __all__ = [
     "last_direction",
     "last_grad",
     "load_federation",
+    "norms",
     "quadratics",
     "read_run",
     "read_runs",

@@ -269,5 +269,5 @@ def run_config(
     here = {"eval_every": eval_every(config), "device": own_device(config.run.device)}
     return simulate(
         problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
-        callbacks=callbacks, **config.run.part(SimulationSettings).model_dump() | here,
+        callbacks=callbacks, **config.run.part(SimulationSettings).values() | here,
     )  # fmt: skip
