@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
-    from kedge import schedules, theory
+    from kedge import callbacks, schedules, theory
     from kedge.algorithm import Algorithm, SingleExchange, hyper
     from kedge.algorithms import (
         ALGORITHMS,
@@ -57,7 +57,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.questions import FullGradient
     from kedge.runs.live import CallbackError, LiveRun
     from kedge.runs.reader import StoredRun, read_run, read_runs
-    from kedge.runs.simulate import DivergedError, Result, simulate
+    from kedge.runs.result import DivergedError, Result
+    from kedge.runs.simulate import simulate
     from kedge.settings import Settings
     from kedge.simulator import Answer, Simulation
 
@@ -75,6 +76,7 @@ _HOMES = (
     "questions",
     "runs.live",
     "runs.reader",
+    "runs.result",
     "runs.simulate",
     "settings",
     "simulator",
@@ -82,8 +84,8 @@ _HOMES = (
 """The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
 
-_ROOMS = ("schedules", "theory")
-"""Packages that are used by their own name, as in kedge.theory.measure."""
+_ROOMS = ("callbacks", "flower", "schedules", "theory")
+"""Packages that are used by their own name, as in kedge.theory.measure. `flower` needs an extra and is not in `*`."""
 
 __all__ = [
     "ALGORITHMS",
@@ -148,6 +150,7 @@ __all__ = [
     "UsageError",
     "Vector",
     "build_model",
+    "callbacks",
     "cost",
     "find_algorithm",
     "grad_at",

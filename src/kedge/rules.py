@@ -52,8 +52,8 @@ class Rules:
         if update is not None and update.solver and not algorithm.any_solver:
             raise UsageError(
                 f"local_update is {text(update)}, which moves the model along something else than {name}'s direction, "
-                "but its rules take the mean of the local steps for a mean gradient; use it with an algorithm that only "
-                "uses where the steps ended, such as FedAvg, FedProx, FedDyn or FedAdam"
+                "but its rules take the mean of the local steps for a mean gradient; use an algorithm that uses "
+                "only where the steps ended, such as FedAvg, FedProx, FedDyn or FedAdam"
             )
         if update is not None:
             update = update.bound(parameters)

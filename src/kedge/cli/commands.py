@@ -186,6 +186,43 @@ def reproduce(
     reproduce(name, scale, out, jobs, given.get("run.device"), given.get("data.data_dir"), list_=list_)
 
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Directories of runs, or folders with runs in them.", show_default=False),
+]
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The page, an HTML file.")] = Path("report.html"),
+    title: Annotated[
+        str | None, typer.Option(help="The title of the page. Default: what the runs are about.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a page about runs: curves, results, data and settings, in one file that opens anywhere.
+
+    Runs that differ only in their seed become one line, with a band. Nothing in the runs is changed or run.
+    """
+    from kedge.cli.report import report
+
+    report(runs, out, title)
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs, or one run.", show_default=False)],
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show a table here instead of a page.")] = False,
+    port: Annotated[int, typer.Option(help="The port of the page; 0 takes a free one.", min=0, max=65535)] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Follow runs while they compute: the page of `kedge report`, live, until Ctrl-C.
+
+    The page is for this machine only, and its address contains a secret. Nothing is written.
+    """
+    from kedge.cli.watch import watch
+
+    watch(folder, port, terminal=terminal, open_=open_)
+
+
 THEORY = "Constants"
 
 

@@ -5,7 +5,7 @@ Decentralized Data" (AISTATS 2017): client i holds a finite data set, and the ob
 clients' empirical losses.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,29 +14,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from kedge.checks import tensor
-from kedge.errors import UsageError
+from kedge.checks import is_finite, tensor
+from kedge.errors import UsageError, shown
+from kedge.keyed import OWN_TEST, keyed
 from kedge.problem.indices import ClientIndices
 
 Samples = tuple[Any, Any] | Dataset[Any]
+Clients = Iterable[Samples] | Mapping[Any, Samples]
 
 
 class Federation:
-    """The clients' samples and an optional common test set.
+    """The clients' samples, an optional common test set, and optional test sets of the clients' own.
 
     ``clients`` holds, for each client, a pair ``(features, labels)`` of tensors, arrays or lists, or a
-    ``torch.utils.data.Dataset``; ``test`` is of the same kind. Integer labels become int64; every
-    other dtype is kept.
+    ``torch.utils.data.Dataset``; a dict gives each client a name. ``test`` is of the same kind. Integer labels become
+    int64; every other dtype is kept.
+
+    ``client_tests`` holds a test set per client, in the same form as ``clients``; or it is a share, say 0.2, that is
+    split off every client's samples at random, at least one of them.
     """
 
     features: Tensor
     labels: Tensor
     indices: ClientIndices
     test: tuple[Tensor, Tensor] | None
+    client_tests: "Federation | None" = None
+    """A federation whose client i is the test set of client i."""
+    names: tuple[Any, ...] | None = None
+    """What the clients are called, if they were given in a dict."""
 
-    def __init__(self, clients: Iterable[Samples], test: Samples | None = None) -> None:
-        if not isinstance(clients, Iterable):
+    def __init__(
+        self, clients: Clients, test: Samples | None = None, *, client_tests: Clients | float | None = None
+    ) -> None:
+        if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
             raise UsageError(f"clients is of type {type(clients).__name__}, but must be a list of (features, labels)")
+        if isinstance(clients, Mapping):
+            self.names = tuple(clients)
+            clients = list(clients.values())
         pairs = [_pair(data, f"client {i}") for i, data in enumerate(clients)]
         if not pairs:
             raise UsageError("a federation has 0 clients, but needs at least 1")
@@ -53,9 +67,18 @@ class Federation:
         _check_values(self.features, self.labels, holder)
         self.indices = ClientIndices(ends - sizes, sizes).to(self.features.device)
         self.test = self._checked_test(test)
+        self._add_client_tests(client_tests)
 
     @classmethod
-    def from_indices(cls, features: Any, labels: Any, indices: Iterable[Any], test: Samples | None = None) -> Self:
+    def from_indices(
+        cls,
+        features: Any,
+        labels: Any,
+        indices: Iterable[Any],
+        test: Samples | None = None,
+        *,
+        client_tests: Clients | float | None = None,
+    ) -> Self:
         """Share ``features`` and ``labels``, without a copy, between clients given by their indices.
 
         ``indices`` holds the sample numbers of each client: a list of arrays, a table with one row per client or, for
@@ -66,7 +89,39 @@ class Federation:
         _check_values(self.features, self.labels, lambda row: f"sample {row}")
         self.indices = ClientIndices.read(indices, len(self.labels)).to(self.features.device)
         self.test = self._checked_test(test)
+        self._add_client_tests(client_tests)
         return self
+
+    def _add_client_tests(self, given: Clients | float | None) -> None:
+        if given is None:
+            return
+        if isinstance(given, Iterable):
+            self.client_tests = self._read_client_tests(given)
+            return
+        if isinstance(given, bool) or not is_finite(given) or not 0 < given < 1:
+            raise UsageError(f"client_tests is {shown(given)}, but must be test sets or a share between 0 and 1")
+        small = int(self.sizes.argmin())
+        if self.sizes[small] < 2:
+            raise UsageError(f"client_tests is {given:g}, but client {small} has only one sample")
+        kept, tests = [], []
+        for client, own in enumerate(self.indices):
+            count = min(max(1, round(given * len(own))), len(own) - 1)
+            order = keyed(0, OWN_TEST, 0, client=client).permutation(len(own))
+            kept.append(own[np.sort(order[count:])])
+            tests.append(own[np.sort(order[:count])])
+        self.client_tests = type(self).from_indices(self.features, self.labels, tests)
+        self.indices = ClientIndices.read(kept, len(self.labels)).to(self.features.device)
+
+    def _read_client_tests(self, given: Clients) -> "Federation":
+        if isinstance(given, Mapping):
+            if self.names is None or set(given) != set(self.names):
+                raise UsageError("client_tests is a dict, but its keys are not those of clients")
+            given = [given[name] for name in self.names]
+        tests = type(self)(given)
+        if len(tests) != len(self):
+            raise UsageError(f"client_tests has {len(tests)} test sets, but there are {len(self)} clients")
+        _check_alike((tests.features, tests.labels), "client_tests", (self.features, self.labels), "the training data")
+        return tests
 
     def _checked_test(self, test: Samples | None) -> tuple[Tensor, Tensor] | None:
         if test is None:
@@ -105,12 +160,16 @@ class Federation:
             moved.features = moved.features.contiguous(memory_format=torch.channels_last)
         moved.indices = self.indices.to(device)
         moved.test = None if self.test is None else (move(self.test[0]), move(self.test[1]))
+        tests = self.client_tests
+        moved.names, moved.client_tests = self.names, None if tests is None else tests.to(dtype, device)
         return moved
 
     def __repr__(self) -> str:
         real = self.labels.is_floating_point()
         labels = "real targets" if real else f"{len(np.unique(self.labels.cpu().numpy()))} labels"
         test = "no test set" if self.test is None else f"{len(self.test[1])} test samples"
+        if self.client_tests is not None:
+            test += f", {int(self.client_tests.sizes.sum())} test samples of the clients' own"
         shape = tuple(self.features.shape[1:])
         return f"Federation({len(self)} clients, {int(self.sizes.sum())} samples of shape {shape}, {labels}, {test})"
 

@@ -65,6 +65,10 @@ class Quadratics:
     sigma: float
     zeta: float
 
+    def __repr__(self) -> str:
+        facts = f"smoothness {self.smoothness:.4g}, sigma {self.sigma:.4g}, zeta {self.zeta:.4g}"
+        return f"Quadratics({len(self.federation)} clients, {len(self.optimum)} parameters, {facts})"
+
 
 def _rotations(count: int, dim: int, rng: torch.Generator) -> Tensor:
     rotations: Tensor = torch.linalg.qr(torch.randn(count, dim, dim, generator=rng, dtype=torch.float64)).Q

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from kedge.algorithm import Algorithm, is_whole
-from kedge.algorithms import algorithm_class
+from kedge.algorithm import Algorithm
+from kedge.algorithms import make_algorithm
 from kedge.client import Loss
 from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import Place
@@ -24,6 +24,7 @@ from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
 from kedge.schedules import Schedule
 from kedge.simulator.simulation import usable_device
+from kedge.theory import Diagnose
 
 DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples"})
 """Keys of the section data that say how samples are divided; a data set without samples does not read them."""
@@ -137,15 +138,7 @@ def algorithm_of(config: Config) -> Algorithm[Any, Any]:
     """Build the algorithm, with every hyper-parameter checked."""
     hyper = config.algorithm.model_dump()
     _check_source(config.algorithm.name, hyper.pop("sha256"))
-    kind = algorithm_class(hyper.pop("name"))
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for name, value in hyper.items():
-        if name not in fields:
-            raise UsageError(f"{config.algorithm.name} has no hyper-parameter {name!r}; it has {', '.join(fields)}")
-        # TOML and the command line write 1 for 1.0; a whole number stays one only where one is asked for.
-        if isinstance(value, int) and not isinstance(value, bool) and not is_whole(fields[name]):
-            hyper[name] = float(value)
-    return kind(**hyper)
+    return make_algorithm(hyper.pop("name"), hyper)
 
 
 def _check_source(name: str, recorded: str | None) -> None:
@@ -267,6 +260,8 @@ def run_config(
     """Run a configuration."""
     problem = problem or problem_of(config)
     here = {"eval_every": eval_every(config), "device": own_device(config.run.device)}
+    if config.run.diagnose is not None:
+        callbacks = [Diagnose(config.run.diagnose), *callbacks]
     return simulate(
         problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
         callbacks=callbacks, **config.run.part(SimulationSettings).values() | here,

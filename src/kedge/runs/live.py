@@ -12,11 +12,15 @@ true in one of them, and its rows are kept.
 """
 
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from kedge.client import Metric
 from kedge.errors import UsageError, shown
 from kedge.round import AnyExchange
 from kedge.runs.reader import Row
@@ -32,8 +36,19 @@ class CallbackError(RuntimeError):
 class LiveRun:
     """What a callback sees of the run, and may do with it."""
 
-    def __init__(self, simulation: Simulation, rounds: int, history: list[Row]) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        rounds: int,
+        history: list[Row],
+        directory: Path | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> None:
         self._simulation = simulation
+        self._asking = 0.0
+        self.directory = directory
+        """Where the run is recorded; None if it is not."""
+        self._metrics = metrics
         self.rounds = rounds
         """How many rounds the run will play."""
         self.history = history
@@ -62,6 +77,24 @@ class LiveRun:
         return self._simulation.model
 
     @property
+    def simulation(self) -> Simulation:
+        """The run itself: its algorithm, settings and federation."""
+        return self._simulation
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The algorithm, its hyper-parameters and the settings of the federation, in one flat table."""
+        method = self._simulation.algorithm
+        return {"algorithm": type(method).__name__} | asdict(method) | self._simulation.settings.model_dump()
+
+    def evaluate_clients(self) -> list[dict[str, float]]:
+        """Return the model's loss, accuracy and your metrics at each client.
+
+        They are evaluated on the clients' test sets if the federation has any, else on the data that they train on.
+        """
+        return self._simulation.evaluate_clients(self._metrics)
+
+    @property
     def leads(self) -> bool:
         """Whether this is the process that keeps the history; a run of one process always is."""
         return self._simulation.processes.leads
@@ -72,7 +105,15 @@ class LiveRun:
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> Answer:
         """Ask clients (None: all) a question such as `kedge.FullGradient`; no trace is left, no cost is counted."""
-        return self._simulation.ask(exchange, clients)
+        began = time.perf_counter()
+        answer = self._simulation.ask(exchange, clients)
+        self._asking += time.perf_counter() - began
+        return answer
+
+    def take_asking(self) -> float:
+        """Return the seconds that questions took since the last call: they are not part of the run's."""
+        asking, self._asking = self._asking, 0.0
+        return asking
 
     def stop(self) -> None:
         """End the run after this round; with a directory, a checkpoint is left to resume from."""

@@ -14,8 +14,8 @@ from typing import TypeVar
 from kedge.runs.grid import Point
 from kedge.runs.reader import Row, StoredRun
 
-METRICS = {"test_accuracy": True, "test_loss": False}
-"""The metrics that can decide, and whether higher is better."""
+LOWER = frozenset({"loss", "error", "mse", "rmse", "mae", "perplexity"})
+"""A metric with one of these words in its name is better if it is lower; any other one if it is higher."""
 
 DIGITS = 4
 """Accuracies that agree to so many digits are equal, and the loss decides."""
@@ -24,6 +24,11 @@ LARGEST = {"beta": 1.0}
 """Where an axis, whatever its section, has a natural end."""
 
 Name = TypeVar("Name", bound=Hashable)
+
+
+def is_higher_better(metric: str) -> bool:
+    """Whether a higher value of a metric is better, by its name."""
+    return not LOWER & set(metric.lower().split("_"))
 
 
 @dataclass
@@ -100,8 +105,11 @@ def ranked(standings: Iterable[Standing], metric: str, share: float = 0.0) -> li
         found = [ends(run, share) for run in standing.runs.values()] or [(0.0, math.inf)]
         accuracy, loss = (statistics.fmean(each[place] for each in found) for place in (0, 1))
         accuracy = round(accuracy, DIGITS)
-        first, second = (accuracy, -loss) if METRICS[metric] else (-loss, accuracy)
+        first, second = (accuracy, -loss) if metric == "test_accuracy" else (-loss, accuracy)
         sound = standing.mean(metric) is not None
+        if metric not in ("test_accuracy", "test_loss") and sound:
+            value = statistics.fmean(end(run.rows, metric, share) for run in standing.runs.values())
+            first, second = value if is_higher_better(metric) else -value, -loss
         return sound, standing.rounds if sound else 0, first, second
 
     return sorted(standings, key=score, reverse=True)

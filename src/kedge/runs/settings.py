@@ -113,6 +113,10 @@ class RunSettings(SimulationSettings):
     stall_timeout: float = setting(
         300.0, "Seconds of silence after which a process counts as lost.", above=0, free=True
     )
+    diagnose: int | None = setting(
+        None, "Add the proof's quantities (drift, errors of momentum and control variables) to the rows of every n-th "
+        "round, of those that are evaluated.", at_least=1, default_text="never", free=True,
+    )  # fmt: skip
 
 
 class Config(BaseModel):

@@ -2,9 +2,8 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,47 +12,23 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import byte_size, whole
-from kedge.client import Loss
-from kedge.errors import FailedRunError, UsageError
+from kedge.client import Loss, Metric, check_metrics, evaluate
+from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.runs.directory import RunDirectory, environment
+from kedge.runs.interrupts import stopping_on_interrupt
 from kedge.runs.live import Callbacks, LiveRun
 from kedge.runs.reader import Row
 from kedge.runs.recording import Recording
+from kedge.runs.result import DivergedError as DivergedError
+from kedge.runs.result import Result as Result
 from kedge.runs.schedule import Interval
 from kedge.runs.settings import SimulationSettings
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation
-from kedge.simulator.evaluate import evaluate, evaluate_clients
+from kedge.simulator.evaluate import evaluate_clients
 from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import current_processes
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run."""
-
-    model: nn.Module
-    """The final model: an independent copy of yours with the trained parameters, in evaluation mode."""
-    history: list[Row]
-    """One row per evaluated round; `round` counts finished rounds; bytes, gradients and seconds are totals."""
-    cohorts: Sequence[list[int]]
-    """The clients of every round, in the order in which they were drawn."""
-    server: dict[str, Tensor]
-    """The server's vectors by name: `x`, and whatever else the algorithm keeps."""
-    simulation: Simulation
-
-    def client(self, number: int) -> dict[str, Tensor]:
-        """Return a client's own vectors by name."""
-        return self.simulation.client(number)
-
-
-class DivergedError(FailedRunError):
-    """A run whose loss or model is no longer finite; `result` holds all that was recorded before."""
-
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 @documented(SimulationSettings)
@@ -74,9 +49,12 @@ def simulate(
     *,
     resume: bool = False,
     callbacks: Sequence[object] = (),
+    metrics: Mapping[str, Metric] | None = None,
     **settings: Any,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
+
+    Ctrl-C ends the run after its round: what there is is returned and, with ``out``, can be resumed.
 
     Args:
         model: any module; its parameters are x^0 and its dtype is the dtype of the run.
@@ -87,13 +65,15 @@ def simulate(
         resume: continue from the last checkpoint in ``out``, if any. The result is that of an uninterrupted run.
         callbacks: objects with any of the methods on_start, on_evaluate, on_round and on_end, which see the live run
             (`kedge.LiveRun`), may add columns to its rows, ask its clients, and stop it.
+        metrics: your own metrics by name, as in ``{"f1": f1}``: functions of all outputs and targets of the test set,
+            or objects of torchmetrics. The column of "f1" is ``test_f1``.
         {settings}
     """
     chosen = SimulationSettings(
         rounds=rounds, cohort=cohort, local_steps=local_steps, batch_size=batch_size, weight_decay=weight_decay,
         seed=seed, eval_every=whole("eval_every", eval_every, 1), device=str(device), **settings,
     )  # fmt: skip
-    interval = Interval.of(chosen.checkpoint_every)
+    interval, own = Interval.of(chosen.checkpoint_every), check_metrics(metrics)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to resume from")
     if not current_processes().leads:
@@ -107,6 +87,8 @@ def simulate(
             None if directory is None else directory.path,
         )  # fmt: skip
 
+        if own and federation.test is None and not chosen.eval_clients:
+            raise UsageError("metrics is given, but the federation has no test set; give it one, or set eval_clients")
         record = Recording(run, federation, directory, interval)
 
         def facts() -> dict[str, Any]:
@@ -117,64 +99,67 @@ def simulate(
         run.processes.check_alike(facts)  # in all of them: only the first one compares with the directory
 
         def result() -> Result:
-            return Result(run.model, record.history, run.cohorts, run.server, run)
+            return Result(run.model, record.history, run.cohorts, run.server, run, own)
 
-        live, told = LiveRun(run, rounds, record.history), Callbacks(callbacks)
+        place, told = None if directory is None else directory.path, Callbacks(callbacks)
+        live = LiveRun(run, rounds, record.history, place, own)
+
+        def tell(moment: str, *arguments: Any) -> None:
+            told.tell(moment, live, *arguments)
+            record.skip(live.take_asking())
 
         def evaluated(before: Tensor) -> bool:
             """Evaluate, notify the callbacks and keep the row; return whether everything is finite."""
             row: Row = {}
             if run.processes.leads:
-                row = _measure(run, before, chosen.eval_clients) | {"seconds": record.seconds()}
+                row = _measure(run, before, chosen.eval_clients, own) | {"seconds": record.seconds()}
             if not _finite(run, row):
                 return False
-            told.tell("on_evaluate", live, row)
+            tell("on_evaluate", row)
             if run.processes.leads:
                 record.add(row)
             return True
 
         # The model's own random numbers are keyed; the caller's random state is left as it was.
-        with torch.random.fork_rng(devices=[], enabled=run.random), closing(run), record.opened(resume, rounds):
-            told.tell("on_start", live)
+        keyed = torch.random.fork_rng(devices=[], enabled=run.random)
+        with keyed, closing(run), record.opened(resume, rounds), stopping_on_interrupt(live.stop):
+            tell("on_start")
             for done in range(run.round + 1, rounds + 1):
                 before = run.moment.state.x
                 due = done % eval_every == 0 or done == rounds
                 run.advance(measured=due)
                 finite = evaluated(before) if due else _finite(run, {})
                 if finite:
-                    told.tell("on_round", live)
+                    tell("on_round")
                 diverged, stopped, due, every = run.processes.agree(
                     not finite, live.stopping and done < rounds, record.is_due(), record.wants_all
                 )
                 if diverged:
                     record.diverged()
-                    told.tell("on_end", live)
+                    tell("on_end")
                     raise DivergedError(_why(run), result())
                 if due:
                     record.checkpoint(every=every)
                 if stopped:
                     record.checkpoint_now()
-                    told.tell("on_end", live)
+                    tell("on_end")
                     return result()
             last = record.history[-1]["round"] if record.history else 0
             if run.processes.agree(run.processes.leads and last < rounds)[0]:  # other settings stopped it here
                 evaluated(run.moment.state.x)
             final = result()
             record.finish(final.model)
-            told.tell("on_end", live)
+            tell("on_end")
         return final
 
 
-def _measure(run: Simulation, before: Tensor, eval_clients: bool) -> Row:
-    module = run.flat.module
-    moment = run.moment
-    run.flat.bind(moment.state.x)
-    run.flat.buffers.copy_(moment.buffers)
+def _measure(run: Simulation, before: Tensor, eval_clients: bool, metrics: Mapping[str, Metric]) -> Row:
+    module, moment, data = run.module_now(), run.moment, run.federation
     row: Row = {"round": run.round}
-    if run.federation.test is not None:
-        row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *run.federation.test).items()}
+    if data.test is not None:
+        row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *data.test, metrics).items()}
     if eval_clients:
-        row |= evaluate_clients(module, run.loss, run.federation)
+        row |= evaluate_clients(module, run.loss, data, metrics)
     if math.isfinite(run.train_loss):
         row["train_loss"] = run.train_loss
     row["step_norm"] = float((moment.state.x - before).norm())

@@ -21,7 +21,7 @@ from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid,
 from kedge.runs.optuna_search import FILE as STUDY
 from kedge.runs.optuna_search import Study, require_optuna
 from kedge.runs.reader import read_toml
-from kedge.runs.search import METRICS, Standing, ranked
+from kedge.runs.search import Standing, is_higher_better, ranked
 
 FILE = "sweep.toml"
 
@@ -55,8 +55,8 @@ class SweepPlan:
 
     def check(self) -> None:
         """Refuse what cannot be run, before anything is."""
-        if self.metric not in METRICS:
-            raise UsageError(f"metric is {self.metric!r}, but must be one of {', '.join(METRICS)}")
+        if self.metric not in (known := columns(check(self.base))):
+            raise UsageError(f"metric is {shown(self.metric)}, but must be one of {', '.join(known)}")
         for name, value, least in (("seeds", self.seeds, 1), ("halving", self.halving, 2), ("trials", self.trials, 1)):
             if value is not None:
                 whole(name, value, least, RUNS)
@@ -68,6 +68,13 @@ class SweepPlan:
             raise UsageError("halving and a search by optuna exclude each other")
         if self.halving is not None and "run.rounds" in self.axes:
             raise UsageError("--grid names run.rounds, but with halving the rungs decide on the rounds")
+
+
+def columns(config: Config) -> list[str]:
+    """Return the columns of a configuration's rows that say how good a model is."""
+    names = ["accuracy", "loss"]
+    clients = [f"clients_{name}{worst}" for name in names for worst in ("", "_worst_decile")]
+    return [f"test_{name}" for name in names] + (clients if config.run.eval_clients else [])
 
 
 def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +254,7 @@ class Sweep:
     def _search(self, trials: int) -> bool:
         """Try what optuna proposes, as many points at once as there are processes for."""
         refuse_link(self.path / STUDY)
-        study = Study(self.path, self.plan.axes, METRICS[self.plan.metric], check(self.plan.base).run.seed)
+        study = Study(self.path, self.plan.axes, is_higher_better(self.plan.metric), check(self.plan.base).run.seed)
         known, asked = study.trials(), True
         while asked:
             new = {number: self.add(f"trial{number:04d}", point) for number, point in known.items()}

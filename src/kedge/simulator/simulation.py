@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
-from kedge.client import FlatModule, Loss, try_model
+from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
 from kedge.errors import UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -24,6 +24,7 @@ from kedge.settings import Settings
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, make_engines
 from kedge.simulator.engines.module import ModuleEngine
+from kedge.simulator.evaluate import each_client
 from kedge.simulator.gather import Gatherer
 from kedge.simulator.pool import Pool, thread_count
 from kedge.simulator.ranks import Processes, current_processes
@@ -72,7 +73,7 @@ class Simulation:
         self.processes = processes or current_processes()
         place = usable_device(device)
         dtype = next(model.parameters(), torch.zeros(0)).dtype
-        self.federation = federation.to(dtype, place, channels_last=convolves(model, federation))
+        self.federation = federation.to(dtype, place, channels_last=convolves(model, federation.features))
         self._check()
         self.flat = FlatModule(model, place)
         self.random = self._tried()
@@ -156,6 +157,25 @@ class Simulation:
         """The current model: an independent copy, ready to predict."""
         return self.flat.exported(self.moment.state.x, self.moment.buffers)
 
+    def module_now(self) -> nn.Module:
+        """Return the run's own module with the current parameters, to be evaluated and not kept."""
+        self.flat.bind(self.moment.state.x)
+        self.flat.buffers.copy_(self.moment.buffers)
+        return self.flat.module
+
+    def evaluate(self, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+        """Return the current model's loss, accuracy and your own metrics on the test set."""
+        if self.federation.test is None:
+            raise UsageError("the federation has no test set to evaluate on")
+        return evaluate(self.module_now(), self.loss, *self.federation.test, check_metrics(metrics))
+
+    def evaluate_clients(self, metrics: Mapping[str, Metric] | None = None) -> list[dict[str, float]]:
+        """Return the same at each client: on the clients' test sets if there are any, else on their own data."""
+        return each_client(self.module_now(), self.loss, self.federation, check_metrics(metrics))
+
+    def __repr__(self) -> str:
+        return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
+
     def client(self, number: int) -> dict[str, Tensor]:
         """Return a client's own vectors by name."""
         if not 0 <= number < len(self.federation):
@@ -208,9 +228,10 @@ class Simulation:
             raise UsageError(f"clients is {clients!r}, but must be some of 0 to {len(everyone) - 1}")
         return Answer(self, self._rounds.question(self.moment, exchange, self.round, ASKED), asked)
 
-    def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> Any:
-        """Return the mean reply of some clients to a question; no state changes and no cost is counted."""
-        return self._rounds.mean(question, self._gather(question, clients, commit=False, weighted=weighted))
+    def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> tuple[Any, float]:
+        """Return the mean reply of some clients, and the minibatch gradients that it took; no state changes."""
+        total = self._gather(question, clients, commit=False, weighted=weighted)
+        return self._rounds.mean(question, total), float(total.values[-1][1])
 
     # ---- saving and restoring
 
@@ -297,7 +318,9 @@ class Answer:
     def __init__(self, run: Simulation, question: Question, clients: list[int]) -> None:
         self._run, self._question, self._round = run, question, run.round
         self.clients = clients
-        self.mean: dict[str, Tensor] = run.mean_reply(question, clients)._asdict()
+        mean, self.gradients = run.mean_reply(question, clients)
+        """What it cost, in minibatch gradients; the run's own count does not contain them."""
+        self.mean: dict[str, Tensor] = mean._asdict()
         """The mean reply, weighted like the objective: its vectors by name."""
 
     def each(self, client: int) -> dict[str, Tensor]:
@@ -306,13 +329,9 @@ class Answer:
             raise UsageError(f"client {client} was not asked")
         if self._run.round != self._round:
             raise UsageError(f"the question was asked after round {self._round}, but the run has moved on since")
-        reply: dict[str, Tensor] = self._run.mean_reply(self._question, [client], weighted=False)._asdict()
-        return reply
-
-
-def convolves(model: nn.Module, federation: Federation) -> bool:
-    """Whether the model has image convolutions, which are faster if the channels of a pixel are stored together."""
-    return federation.features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
+        reply, _ = self._run.mean_reply(self._question, [client], weighted=False)
+        own: dict[str, Tensor] = reply._asdict()
+        return own
 
 
 def usable_device(name: str) -> torch.device:
