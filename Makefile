@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help setup demo test check unit docs clean
+.PHONY: help setup demo test check unit coverage docs site dist clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,13 +32,20 @@ check: $(TOOLS)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: $(TOOLS)  ## the tests, with branch coverage
+unit: $(TOOLS)  ## the tests
+	$(BIN)/python -m pytest --numprocesses auto
+
+coverage: $(TOOLS)  ## the tests, with branch coverage: twice as long
 	$(BIN)/python -m pytest --numprocesses auto --cov=kedge --cov-report=term:skip-covered
 
 docs: $(TOOLS)  ## rewrite the generated parts of the documents
 	$(BIN)/python -m docs.tables.algorithms docs/algorithms.md
 	$(BIN)/python -m docs.tables.settings docs/settings.md
 	$(BIN)/python -m docs.tables.reproduction README.md docs/reproduce.md
+	$(BIN)/python -m docs.website.execute
+
+site: $(TOOLS)  ## build the documentation site into site/, which opens from disk
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

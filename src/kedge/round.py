@@ -258,7 +258,7 @@ class Rounds:
     def form(self, exchange: AnyExchange) -> Form:
         """Return the form of an exchange's reply."""
         if exchange not in self._forms:
-            if len(self._forms) >= FORMS:  # with a schedule, every round has its own exchanges
+            if len(self._forms) >= FORMS:  # schedules make new exchanges in every round, and so do questions
                 self._forms.clear()
             self._forms[exchange] = Form.of(self.algorithm, exchange)
         return self._forms[exchange]

@@ -10,7 +10,7 @@ from kedge.problem import DATASETS, MODELS, PARTITIONS
 from kedge.runs import settings
 from kedge.simulator.engines import ENGINES
 
-COMMANDS = ["run", "resume", "compare", "sweep", "algorithms", "partition", "reproduce"]
+COMMANDS = ["run", "resume", "compare", "sweep", "algorithms", "partition", "reproduce", "report"]
 PROGRAM = """
 import sys
 from kedge.cli.main import execute
@@ -27,10 +27,7 @@ sys.exit(code)
         (["--help"], 0),
         (["--version"], 0),
         ([], 0),
-        *(
-            ([name, "--help"], 0)
-            for name in ("run", "resume", "compare", "sweep", "algorithms", "partition", "reproduce")
-        ),
+        *(([name, "--help"], 0) for name in COMMANDS),
         (["run", "--nonsense"], 2),
         (["sweep", "--rounds", "few"], 2),
         (["nonsense"], 2),
@@ -49,7 +46,7 @@ def test_completion_loads_no_torch():
     asked = {"_KEDGE_COMPLETE": "complete_bash", "COMP_WORDS": "kedge re", "COMP_CWORD": "1"}
     command = [sys.executable, "-c", f"import os, sys; os.environ |= {asked!r}; sys.argv[0] = 'kedge'; {program}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["resume", "reproduce", "False"], done.stderr
+    assert done.stdout.split() == ["resume", "reproduce", "report", "False"], done.stderr
 
 
 def test_the_help_names_what_there_is():

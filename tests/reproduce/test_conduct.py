@@ -11,7 +11,10 @@ from kedge.reproduce.plan import Plan
 
 
 def conducted(out, processes: int, ends: int | None = None):
-    """Conduct a small experiment, stopping when ``ends`` runs have ended; return its results, file by file."""
+    """Conduct a small experiment, stopping when ``ends`` runs have ended; return its results, file by file.
+
+    The page is left out: it says how many seconds a run took and where it is.
+    """
     ended = 0
 
     def watch(event) -> None:
@@ -21,7 +24,8 @@ def conducted(out, processes: int, ends: int | None = None):
     folder = out / "mlp-partial" / "smoke"
     plan = Plan(load("mlp-partial"), "smoke")
     conduct(plan, out, processes, lambda title, jobs: watch, lambda: ended == ends, "command")
-    return {path.relative_to(folder): path.read_bytes() for path in folder.glob("*.*") if path.suffix != ".svg"}
+    files = [path for path in folder.glob("*.*") if path.suffix not in (".svg", ".html")]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def test_interrupted_or_in_several_processes_it_is_the_same_to_the_bit(tmp_path):

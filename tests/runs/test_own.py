@@ -1,4 +1,4 @@
-"""Your own data, models, losses and metrics from a configuration; runs made in Python, as the command line sees them."""
+"""Your own data, models, losses and metrics in a configuration; runs made in Python, as the command line sees them."""
 
 import io
 import json

@@ -191,6 +191,28 @@ def reproduce(
     reproduce(name, scale, out, jobs, given.get("run.device"), given.get("data.data_dir"), list_=list_)
 
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Directories of runs, or folders with runs in them.", show_default=False),
+]
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The page, an HTML file.")] = Path("report.html"),
+    title: Annotated[
+        str | None, typer.Option(help="The title of the page. Default: what the runs are about.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a page about runs: curves, results, data and settings, in one file that opens anywhere.
+
+    Runs that differ only in their seed become one line, with a band. Nothing in the runs is changed or run.
+    """
+    from kedge.cli.report import report
+
+    report(runs, out, title)
+
+
 THEORY = "Constants"
 
 

@@ -1,6 +1,7 @@
 """`kedge compare`: several algorithms on the same data, cohorts and minibatches."""
 
 import dataclasses
+import shlex
 import tomllib
 from dataclasses import asdict
 from importlib import resources
@@ -20,6 +21,7 @@ from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory, refuse_link, write_csv
 from kedge.report.comparison import Runs, Summary, default_target, summarise
+from kedge.report.lines import named_lines
 from kedge.runs.batch import Event, rehearse, run_batch
 from kedge.runs.config import Config, check, division
 from kedge.runs.directory import check_place
@@ -27,7 +29,7 @@ from kedge.runs.reader import StoredRun
 
 SEEDS = 1000
 """The most seeds of a comparison."""
-FILES = {"runs", "summary.csv", "curves.csv", "curves.png", "curves.svg"}
+FILES = {"runs", "summary.csv", "curves.csv", "curves.png", "curves.svg", "report.html"}
 
 
 def compare(
@@ -152,6 +154,7 @@ def _line(name: str, run: StoredRun) -> str:
 
 def _report(runs: Runs, target: float | None, path: Path, config: Config) -> None:
     from kedge.report.figures import draw_comparison  # matplotlib is slow to load
+    from kedge.report.page import REPORT, write_report
 
     target = target if target is not None else default_target(runs)
     summaries = summarise(runs, target)
@@ -163,6 +166,8 @@ def _report(runs: Runs, target: float | None, path: Path, config: Config) -> Non
     files = ["summary.csv", "curves.csv", "runs/"]
     if any(run.diverged is None for _, run in ended):
         files = [drawn.name for drawn in draw_comparison(runs, path / "curves", title)] + files
+    write_report(named_lines(runs), path / REPORT, title, f"kedge report {shlex.quote(str(path))}")
+    files.insert(0, REPORT)
     output.print(_table(summaries, target, title))
     output.print(f"Written to {path}: {', '.join(files)}", highlight=False, soft_wrap=True)
 

@@ -1,6 +1,7 @@
 """`kedge sweep`: one configuration at many points, several runs at once."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,6 +110,8 @@ def _play(plan: SweepPlan, path: Path, jobs: int | None) -> None:
 
 def _report(going: Sweep) -> None:
     from kedge.report.heatmap import Cell, draw_sweep  # matplotlib is slow to load
+    from kedge.report.lines import lines_of
+    from kedge.report.page import REPORT, write_report
 
     plan, path = going.plan, going.path
     files = write_tables(going)
@@ -123,9 +126,11 @@ def _report(going: Sweep) -> None:
     metric = "test accuracy in %" if plan.metric == "test_accuracy" else plan.metric.replace("_", " ")
     title = metric if plan.seeds == 1 else f"{metric}: mean ± standard deviation of {plan.seeds} seeds"
     drawn = draw_sweep(cells, path / "heatmap", plan.metric, is_higher_better(plan.metric), title)
+    lines = lines_of([run for standing in going.standings.values() for run in standing.runs.values()])
+    write_report(lines, path / REPORT, f"Sweep of {', '.join(plan.axes)}", f"kedge report {shlex.quote(str(path))}")
     output.print(final_table(going))
     output.print(best_line(going), highlight=False, soft_wrap=True)
-    names = ", ".join([*(file.name for file in drawn), *files, "runs/"])
+    names = ", ".join([*(file.name for file in drawn), REPORT, *files, "runs/"])
     output.print(f"Written to {path}: {names}", highlight=False, soft_wrap=True)
 
 

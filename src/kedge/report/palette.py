@@ -1,11 +1,19 @@
-"""One look per algorithm, the same in every figure: a colour, a line style and a marker."""
+"""One look per algorithm, the same in every figure and on every page: a colour, a line style and a marker."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kedge.algorithms import ALGORITHMS
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; beyond eight, line styles vary.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933"]
+DARK = {"#000000": "#f2f2f2"}
+"""What replaces a colour on a dark background, where it could not be seen."""
+
+RAMP = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151"]
+DARK_RAMP = ["#8f84e0", "#4f9fd0", "#22a884", "#7ad151", "#fde725"]
+"""Viridis without the end that the background hides: an order that everybody sees, for the lines of one algorithm."""
+
 STYLES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 
@@ -30,3 +38,12 @@ def look(label: str, place: int = 0) -> dict[str, Any]:
     else:
         colour, style = place % len(COLOURS), STYLES[place // len(COLOURS) % len(STYLES)]
     return {"color": COLOURS[colour], "linestyle": "-." if comma else style, "marker": MARKERS[colour]}
+
+
+def shade(place: int, count: int, ramp: Sequence[str] = RAMP) -> str:
+    """Return the colour of the ``place``-th of ``count`` lines along a ramp."""
+    position = (len(ramp) - 1) * (place / (count - 1) if count > 1 else 0.5)
+    low = min(int(position), len(ramp) - 2)
+    ends = [[int(colour[start : start + 2], 16) for start in (1, 3, 5)] for colour in ramp[low : low + 2]]
+    mixed = [round(first + (last - first) * (position - low)) for first, last in zip(*ends, strict=True)]
+    return "#{:02x}{:02x}{:02x}".format(*mixed)

@@ -78,6 +78,9 @@ def write_report(
     plan: Plan, grids: Grids, chosen: dict[Case, Hyper], runs: Runs, folder: Path, out: Path, command: str
 ) -> Report:
     """Write tables, figures, configurations and the verdict."""
+    from kedge.report.lines import named_lines
+    from kedge.report.page import REPORT
+    from kedge.report.page import write_report as write_page
     from kedge.reproduce.drawing import draw  # matplotlib is slow to load
 
     summary = folder / "summary.csv"
@@ -91,9 +94,22 @@ def write_report(
     found = claims.findings(
         plan.experiment, measured, lambda figure: measures_of(out, figure, plan.scale), plan.size.untestable
     )
+    lines = named_lines(_by_line(runs))
+    write_page(lines, folder / REPORT, f"{plan.title} ({plan.experiment.figure}), {plan.scale} scale", command)
     text = verdict.write(plan, grids, chosen, measured, found, command)
     write_atomically(folder / "verdict.md", text.encode())
     return Report(folder, text)
+
+
+def _by_line(runs: Runs) -> dict[str, list[StoredRun]]:
+    """Return the runs by algorithm, and by panel and protocol if there are several."""
+    panels, protocols = ({getattr(trial.case, part) for trial in runs} for part in ("panel", "protocol"))
+    found: dict[str, list[StoredRun]] = {}
+    for trial, run in runs.items():
+        case = trial.case
+        parts = [case.line, *([case.panel] * (len(panels) > 1)), *([case.protocol] * (len(protocols) > 1))]
+        found.setdefault(", ".join(parts), []).append(run)
+    return found
 
 
 def configurations(plan: Plan, chosen: Mapping[Case, Hyper]) -> dict[str, str]:

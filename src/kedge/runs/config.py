@@ -34,6 +34,7 @@ from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
 from kedge.schedules import Schedule
 from kedge.simulator.simulation import usable_device
+from kedge.theory import Diagnose
 
 DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples", "client_tests"})
 """Keys of the section data that say how samples are divided; a data set without samples does not read them."""
@@ -323,6 +324,8 @@ def run_config(
     """Run a configuration."""
     problem = problem or problem_of(config)
     here = {"eval_every": eval_every(config), "device": own_device(config.run.device)}
+    if config.run.diagnose is not None:
+        callbacks = [Diagnose(config.run.diagnose), *callbacks]
     return simulate(
         problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
         callbacks=callbacks, metrics=metrics_of(config.run.metrics),

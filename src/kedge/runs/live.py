@@ -12,6 +12,7 @@ true in one of them, and its rows are kept.
 """
 
 import numbers
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,6 +45,7 @@ class LiveRun:
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         self._simulation = simulation
+        self._asking = 0.0
         self.directory = directory
         """Where the run is recorded; None if it is not."""
         self._metrics = metrics
@@ -75,6 +77,11 @@ class LiveRun:
         return self._simulation.model
 
     @property
+    def simulation(self) -> Simulation:
+        """The run itself: its algorithm, settings and federation."""
+        return self._simulation
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """The algorithm, its hyper-parameters and the settings of the federation, in one flat table."""
         method = self._simulation.algorithm
@@ -98,7 +105,15 @@ class LiveRun:
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> Answer:
         """Ask clients (None: all) a question such as `kedge.FullGradient`; no trace is left, no cost is counted."""
-        return self._simulation.ask(exchange, clients)
+        began = time.perf_counter()
+        answer = self._simulation.ask(exchange, clients)
+        self._asking += time.perf_counter() - began
+        return answer
+
+    def take_asking(self) -> float:
+        """Return the seconds that questions took since the last call: they are not part of the run's."""
+        asking, self._asking = self._asking, 0.0
+        return asking
 
     def stop(self) -> None:
         """End the run after this round; with a directory, a checkpoint is left to resume from."""

@@ -93,6 +93,10 @@ class Recording:
         """Return the seconds computed so far, including those of earlier processes."""
         return self._before + self._elapsed()
 
+    def skip(self, seconds: float) -> None:
+        """Leave out seconds that were not the run's."""
+        self._began += seconds
+
     def _elapsed(self) -> float:
         return time.perf_counter() - self._began
 

@@ -133,6 +133,10 @@ class RunSettings(SimulationSettings):
     metrics: str | None = setting(
         None, "Your own metrics of the test set: file.py:function, several separated by commas.", free=True
     )
+    diagnose: int | None = setting(
+        None, "Add the proof's quantities (drift, errors of momentum and control variables) to the rows of every n-th "
+        "round, of those that are evaluated.", at_least=1, default_text="never", free=True,
+    )  # fmt: skip
 
 
 class Config(BaseModel):

@@ -110,6 +110,10 @@ def simulate(
         place, told = None if directory is None else directory.path, Callbacks(callbacks)
         live = LiveRun(run, rounds, record.history, place, own)
 
+        def tell(moment: str, *arguments: Any) -> None:
+            told.tell(moment, live, *arguments)
+            record.skip(live.take_asking())
+
         def evaluated(before: Tensor) -> bool:
             """Evaluate, notify the callbacks and keep the row; return whether everything is finite."""
             row: Row = {}
@@ -117,7 +121,7 @@ def simulate(
                 row = _measure(run, before, chosen.eval_clients, own) | {"seconds": record.seconds()}
             if not _finite(run, row):
                 return False
-            told.tell("on_evaluate", live, row)
+            tell("on_evaluate", row)
             if run.processes.leads:
                 record.add(row)
             return True
@@ -125,32 +129,32 @@ def simulate(
         # The model's own random numbers are keyed; the caller's random state is left as it was.
         keyed = torch.random.fork_rng(devices=[], enabled=run.random)
         with keyed, closing(run), record.opened(resume, rounds), stopping_on_interrupt(live.stop):
-            told.tell("on_start", live)
+            tell("on_start")
             for done in range(run.round + 1, rounds + 1):
                 before = run.moment.state.x
                 run.advance()
                 finite = evaluated(before) if done % eval_every == 0 or done == rounds else _finite(run, {})
                 if finite:
-                    told.tell("on_round", live)
+                    tell("on_round")
                 diverged, stopped, due, every = run.processes.agree(
                     not finite, live.stopping and done < rounds, record.is_due(), record.wants_all
                 )
                 if diverged:
                     record.diverged()
-                    told.tell("on_end", live)
+                    tell("on_end")
                     raise DivergedError(_why(run), result())
                 if due:
                     record.checkpoint(every=every)
                 if stopped:
                     record.checkpoint_now()
-                    told.tell("on_end", live)
+                    tell("on_end")
                     return result()
             last = record.history[-1]["round"] if record.history else 0
             if run.processes.agree(run.processes.leads and last < rounds)[0]:  # other settings stopped it here
                 evaluated(run.moment.state.x)
             final = result()
             record.finish(final.model)
-            told.tell("on_end", live)
+            tell("on_end")
         return final
 
 

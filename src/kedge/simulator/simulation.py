@@ -215,9 +215,10 @@ class Simulation:
             raise UsageError(f"clients is {clients!r}, but must be some of 0 to {len(everyone) - 1}")
         return Answer(self, self._rounds.question(self.moment, exchange, self.round, ASKED), asked)
 
-    def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> Any:
-        """Return the mean reply of some clients to a question; no state changes and no cost is counted."""
-        return self._rounds.mean(question, self._gather(question, clients, commit=False, weighted=weighted))
+    def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> tuple[Any, float]:
+        """Return the mean reply of some clients, and the minibatch gradients that it took; no state changes."""
+        total = self._gather(question, clients, commit=False, weighted=weighted)
+        return self._rounds.mean(question, total), float(total.values[-1][1])
 
     # ---- saving and restoring
 
@@ -304,7 +305,9 @@ class Answer:
     def __init__(self, run: Simulation, question: Question, clients: list[int]) -> None:
         self._run, self._question, self._round = run, question, run.round
         self.clients = clients
-        self.mean: dict[str, Tensor] = run.mean_reply(question, clients)._asdict()
+        mean, self.gradients = run.mean_reply(question, clients)
+        """What it cost, in minibatch gradients; the run's own count does not contain them."""
+        self.mean: dict[str, Tensor] = mean._asdict()
         """The mean reply, weighted like the objective: its vectors by name."""
 
     def each(self, client: int) -> dict[str, Tensor]:
@@ -313,8 +316,9 @@ class Answer:
             raise UsageError(f"client {client} was not asked")
         if self._run.round != self._round:
             raise UsageError(f"the question was asked after round {self._round}, but the run has moved on since")
-        reply: dict[str, Tensor] = self._run.mean_reply(self._question, [client], weighted=False)._asdict()
-        return reply
+        reply, _ = self._run.mean_reply(self._question, [client], weighted=False)
+        own: dict[str, Tensor] = reply._asdict()
+        return own
 
 
 def _everyone(settings: Settings, clients: int) -> Settings:

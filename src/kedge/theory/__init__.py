@@ -4,7 +4,21 @@ What it says and how it was checked is in docs/theory.md.
 """
 
 from kedge.theory.constants import Constants
+from kedge.theory.diagnostics import Diagnose
+from kedge.theory.measuring import At, Measured, measure
 from kedge.theory.tables import RATES, Rate, rates
 from kedge.theory.theorems import Condition, TheorySettings, settings
 
-__all__ = ["RATES", "Condition", "Constants", "Rate", "TheorySettings", "rates", "settings"]
+__all__ = [
+    "RATES",
+    "At",
+    "Condition",
+    "Constants",
+    "Diagnose",
+    "Measured",
+    "Rate",
+    "TheorySettings",
+    "measure",
+    "rates",
+    "settings",
+]
