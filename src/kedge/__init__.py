@@ -82,8 +82,8 @@ _HOMES = (
 """The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
 
-_ROOMS = ("callbacks", "schedules", "theory")
-"""Packages that are used by their own name, as in kedge.theory.measure."""
+_ROOMS = ("callbacks", "flower", "schedules", "theory")
+"""Packages that are used by their own name, as in kedge.theory.measure. `flower` needs an extra and is not in `*`."""
 
 __all__ = [
     "ALGORITHMS",

@@ -213,6 +213,21 @@ def report(
     report(runs, out, title)
 
 
+def watch(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs, or one run.", show_default=False)],
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show a table here instead of a page.")] = False,
+    port: Annotated[int, typer.Option(help="The port of the page; 0 takes a free one.", min=0, max=65535)] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Follow runs while they compute: the page of `kedge report`, live, until Ctrl-C.
+
+    The page is for this machine only, and its address contains a secret. Nothing is written.
+    """
+    from kedge.cli.watch import watch
+
+    watch(folder, port, terminal=terminal, open_=open_)
+
+
 THEORY = "Constants"
 
 

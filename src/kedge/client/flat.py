@@ -85,6 +85,11 @@ class FlatModule:
         return result.eval()
 
 
+def convolves(model: nn.Module, features: Tensor) -> bool:
+    """Whether the model has image convolutions, which are faster if the channels of a pixel are stored together."""
+    return features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
 def frozen(model: nn.Module) -> list[nn.Module]:
     """Return the parts that ``eval()`` has frozen. A model entirely in evaluation mode has none."""
     parts = [module for module in model.modules() if not module.training]

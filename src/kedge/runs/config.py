@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from kedge.algorithm import Algorithm, is_whole
-from kedge.algorithms import algorithm_class
+from kedge.algorithm import Algorithm
+from kedge.algorithms import make_algorithm
 from kedge.client import Loss
 from kedge.errors import UsageError, shown
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
@@ -170,15 +170,7 @@ def algorithm_of(config: Config) -> Algorithm[Any, Any]:
     """Build the algorithm, with every hyper-parameter checked."""
     hyper = config.algorithm.model_dump()
     check_source("algorithm", config.algorithm.name, hyper.pop("sha256"))
-    kind = algorithm_class(hyper.pop("name"))
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for name, value in hyper.items():
-        if name not in fields:
-            raise UsageError(f"{config.algorithm.name} has no hyper-parameter {name!r}; it has {', '.join(fields)}")
-        # TOML and the command line write 1 for 1.0; a whole number stays one only where one is asked for.
-        if isinstance(value, int) and not isinstance(value, bool) and not is_whole(fields[name]):
-            hyper[name] = float(value)
-    return kind(**hyper)
+    return make_algorithm(hyper.pop("name"), hyper)
 
 
 def check_source(section: str, name: str, recorded: str | None) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kedge.client import Metric
 from kedge.errors import UsageError, shown
 from kedge.round import AnyExchange
 from kedge.runs.reader import Row
 from kedge.simulator import Answer, Simulation
-from kedge.simulator.evaluate import Metric
 
 MOMENTS = ("on_start", "on_evaluate", "on_round", "on_end")
 

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from kedge.client import Loss
+from kedge.client import Loss, Metric, check_metrics
 from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import Place
 from kedge.problem import DATASETS, Federation
 from kedge.problem.datasets import Entry, is_archive
-from kedge.simulator.evaluate import Metric, check_metrics
 
 PLACES = ("algorithm.name", "data.dataset", "model.name", "model.loss", "run.metrics")
 """The settings that may name your own code."""

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import byte_size, whole
-from kedge.client import Loss
+from kedge.client import Loss, Metric, check_metrics, evaluate
 from kedge.errors import UsageError
 from kedge.problem import Federation
 from kedge.runs.directory import RunDirectory, environment
@@ -28,7 +28,7 @@ from kedge.runs.schedule import Interval
 from kedge.runs.settings import SimulationSettings
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation
-from kedge.simulator.evaluate import Metric, check_metrics, evaluate, evaluate_clients
+from kedge.simulator.evaluate import evaluate_clients
 from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import current_processes
 

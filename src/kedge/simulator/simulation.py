@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
-from kedge.client import FlatModule, Loss, try_model
+from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
 from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -25,7 +25,7 @@ from kedge.settings import Settings
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, make_engines
 from kedge.simulator.engines.module import ModuleEngine
-from kedge.simulator.evaluate import Metric, check_metrics, each_client, evaluate
+from kedge.simulator.evaluate import each_client
 from kedge.simulator.gather import Gatherer
 from kedge.simulator.pool import Pool, thread_count
 from kedge.simulator.ranks import Processes, current_processes
@@ -74,7 +74,7 @@ class Simulation:
         self.processes = processes or current_processes()
         place = usable_device(device)
         dtype = next(model.parameters(), torch.zeros(0)).dtype
-        self.federation = federation.to(dtype, place, channels_last=convolves(model, federation))
+        self.federation = federation.to(dtype, place, channels_last=convolves(model, federation.features))
         self._check()
         self.flat = FlatModule(model, place)
         self.random = self._tried()
@@ -333,11 +333,6 @@ def _everyone(settings: Settings, clients: int) -> Settings:
     text = f"cohort is {settings.cohort} by default, but there are {clients} clients: all of them take part"
     warnings.warn(text, RunWarning, stacklevel=4)
     return settings.model_copy(update={"cohort": None})
-
-
-def convolves(model: nn.Module, federation: Federation) -> bool:
-    """Whether the model has image convolutions, which are faster if the channels of a pixel are stored together."""
-    return federation.features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def usable_device(name: str) -> torch.device:
