@@ -14,7 +14,7 @@ from kedge.cli.progress import progress_bar
 from kedge.cli.signals import StoppedError, stopping
 from kedge.errors import UnlikeError, UsageError
 from kedge.files import make_new_directory
-from kedge.runs.config import Config, check, problem_of, resolved, run_config
+from kedge.runs.config import Config, check, merged, problem_of, resolved, run_config
 from kedge.runs.directory import RunDirectory
 from kedge.runs.joining import is_follower, is_rank, joined
 from kedge.runs.launch import check_workers, launch
@@ -25,14 +25,24 @@ from kedge.runs.reader import Row, read_summary
 RUNS = Path("runs")
 """Where runs without --out go."""
 
+OWN, THEORY = "own", "theory"
+"""Where the hyper-parameters of a run come from."""
+
 
 def run(
-    config: Path | None, settings_: list[str] | None, out: Path | None, given: options.Given, *, trust: bool
+    config: Path | None,
+    settings_: list[str] | None,
+    out: Path | None,
+    given: options.Given,
+    *,
+    source: str,
+    trust: bool,
 ) -> None:
-    """Run one algorithm on one federation."""
+    """Run one algorithm on one federation; ``source`` says where its hyper-parameters come from."""
     raw = options.configuration(config, settings_, given)
     named = options.configuration(None, settings_, given)
-    settings = check(consent.settle(raw, config, named=named, trust=trust))
+    raw = consent.settle(raw, config, named=named, trust=trust)
+    settings = check(raw if source == OWN else of_theory(raw, source))
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():
         raise UsageError("a run of several processes needs --out, so that all of them use the same directory")
@@ -43,6 +53,24 @@ def run(
     if is_rank() and read_summary(path) is not None:
         raise UsageError(f"out is {path}, but that directory holds a finished run; nothing was overwritten")
     play(settings, directory, resume=is_rank())
+
+
+def of_theory(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a configuration with the hyper-parameters of the paper's theorem, for constants that are measured."""
+    from kedge.cli.diagnose import theory_settings
+
+    if source != THEORY:
+        raise UsageError(f"settings is {source!r}, but must be {OWN} or {THEORY}")
+    settings = check(raw)
+    given = {key for key in raw.get("algorithm", {}) if key not in ("name", "sha256")}
+    if given:
+        raise UsageError(f"{min(given)} is set, but --settings theory chooses the hyper-parameters itself")
+    if settings.run.local_epochs is not None:
+        raise UsageError("local_epochs is set, but the theorems are for clients with the same local_steps")
+    found = theory_settings(settings, problem_of(settings))
+    return merged(
+        raw, [("algorithm.name", settings.algorithm.name), *((f"algorithm.{k}", v) for k, v in found.items())]
+    )
 
 
 def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> None:
