@@ -145,9 +145,9 @@ def _batches(
     settings: Settings, question: Question, members: Sequence[Member], effort: Effort
 ) -> NDArray[np.int64] | None:
     """Draw the samples of every client and step; None stands for a client's whole data."""
-    size = settings.batch_size
-    if size is None or effort.minibatches is None:
+    if settings.batch_size is None or effort.minibatches is None:
         return None
+    size = min(settings.batch_size, members[0].samples)  # the same for a group
     drawn = draw_minibatches(
         settings.seed, question.round, question.number, [member.client for member in members],
         samples=[member.samples for member in members],

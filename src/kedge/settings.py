@@ -199,6 +199,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     panel: ClassVar[str] = ""
+    own: ClassVar[str] = ""
+    """Which of its settings may name a function of the user's own, that takes further settings."""
     declared: ClassVar[Mapping[str, Setting]] = {}
     """Its settings by name."""
 
@@ -219,10 +221,15 @@ class Section(BaseModel):
 
         def __init__(self, **values: Any) -> None:
             for name in values:
-                if name not in self.declared and self.model_config["extra"] == "forbid":
+                if name not in self.declared and not self.takes_more(values):
                     raise unknown("setting", name, self.declared)
             known = {name: self.declared[name].checked(values[name]) for name in values if name in self.declared}
             super().__init__(**values | known)
+
+    @classmethod
+    def takes_more(cls, values: Mapping[str, Any]) -> bool:
+        """Whether settings that are not declared here may stand beside these."""
+        return cls.model_config["extra"] == "allow" and (not cls.own or ".py:" in str(values.get(cls.own)))
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -275,7 +282,8 @@ class Settings(Section):
     panel = "Federation"
 
     cohort: int | None = setting(
-        10, "S, the clients per round, drawn uniformly without replacement; {none} is all of them.",
+        10, "S, the clients per round, drawn uniformly without replacement; {none} is all of them, and so is the "
+        "default if there are fewer.",
         at_least=1, word="all", configured=4,
     )  # fmt: skip
     local_steps: int = setting(16, "K, the local steps of a client per round.", at_least=1, at_most=STEPS)
@@ -283,7 +291,8 @@ class Settings(Section):
         None, "Passes over the client's own data, instead of local_steps: K_i then differ.", above=0
     )
     batch_size: int | None = setting(
-        32, "Samples per minibatch; {none} is the client's whole data, which makes gradients exact.",
+        32, "Samples per minibatch, or all that a client has if it has fewer; {none} is the client's whole data, which "
+        "makes gradients exact.",
         at_least=1, word="full", configured=16,
     )  # fmt: skip
     weight_decay: float | Schedule = setting(0.0, "λ; λx is added to every gradient.", at_least=0, at_most=LARGEST)
@@ -310,7 +319,7 @@ class Settings(Section):
 
         if self.local_epochs is None:
             return np.broadcast_to(np.int64(self.local_steps), samples.shape)
-        steps = np.ceil(self.local_epochs * samples / (self.batch_size or samples))
+        steps = np.ceil(self.local_epochs * samples / np.minimum(self.batch_size or samples, samples))
         if (most := float(steps.max())) > STEPS:
             raise UsageError(
                 f"local_epochs is {self.local_epochs:g}: {most:.3g} local steps, but at most {STEPS} can be"
@@ -321,4 +330,4 @@ class Settings(Section):
         """Return how many minibatches one gradient of this effort stands for, on a client with so many samples."""
         if self.batch_size is None:
             return 1.0
-        return samples / self.batch_size if effort.minibatches is None else effort.minibatches
+        return samples / min(self.batch_size, samples) if effort.minibatches is None else effort.minibatches

@@ -5,6 +5,7 @@ numbers fix: the result depends only on who took part.
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -16,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
-from kedge.errors import UsageError
+from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
@@ -69,7 +70,7 @@ class Simulation:
             if not isinstance(value, kind):
                 raise UsageError(f"{name} is {value!r}, but must be a {kind.__module__}.{kind.__name__}")
         self.initial_model, self.algorithm, self.loss, self.device = model, algorithm, loss, device
-        self.settings = settings or Settings()
+        self.settings = _everyone(settings or Settings(), len(federation))
         self.processes = processes or current_processes()
         place = usable_device(device)
         dtype = next(model.parameters(), torch.zeros(0)).dtype
@@ -122,11 +123,10 @@ class Simulation:
             raise UsageError(
                 f"there are {self.processes.count} processes, but shards is {settings.shards}; each needs at least one"
             )
-        smallest = int(sizes.argmin())
-        if settings.batch_size is not None and settings.batch_size > sizes[smallest]:
-            raise UsageError(
-                f"batch_size is {settings.batch_size}, but client {smallest} has only {sizes[smallest]} samples"
-            )
+        if settings.batch_size is not None and settings.batch_size > sizes.min() and self.processes.leads:
+            small = f"{int((sizes < settings.batch_size).sum())} of {clients} clients have fewer samples"
+            text = f"batch_size is {settings.batch_size}, but {small}: a minibatch of theirs is all they have"
+            warnings.warn(text, RunWarning, stacklevel=3)
         most, first = Effort(int(settings.steps(sizes).max())), self.algorithm.at(0)
         for exchange in (*first.opening(), *first.exchanges(0, settings.seed)):
             effort = exchange.effort(most)
@@ -332,6 +332,20 @@ class Answer:
         reply, _ = self._run.mean_reply(self._question, [client], weighted=False)
         own: dict[str, Tensor] = reply._asdict()
         return own
+
+
+def _everyone(settings: Settings, clients: int) -> Settings:
+    """Return the settings; a cohort that nobody chose, but that is larger than the federation, is everyone."""
+    declared = Settings.declared["cohort"]
+    if (
+        settings.cohort is None
+        or settings.cohort <= clients
+        or settings.cohort not in (declared.default, declared.start)
+    ):
+        return settings
+    text = f"cohort is {settings.cohort} by default, but there are {clients} clients: all of them take part"
+    warnings.warn(text, RunWarning, stacklevel=4)
+    return settings.model_copy(update={"cohort": None})
 
 
 def usable_device(name: str) -> torch.device:
