@@ -102,6 +102,7 @@ def compare(
     jobs: options.Jobs = None,
     set_: options.Set = None,
     out: options.Out = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Compare algorithms over several seeds on the same data, cohorts and minibatches.
 
@@ -110,7 +111,8 @@ def compare(
     """
     from kedge.cli.compare import compare
 
-    compare(options.configuration(config, set_, given), algorithms, seeds, target, jobs, out)
+    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
+    compare(consent.settle(raw, config, named=named, trust=trust), algorithms, seeds, target, jobs, out)
 
 
 @options.takes("algorithm", "data", "model", "run", without=PROCESSES)
@@ -163,11 +165,14 @@ def partition(
     out: Annotated[
         Path | None, typer.Option(help="Draw clients x labels to this file, as PNG and SVG.", show_default=False)
     ] = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Show how a data set is divided: sizes, label entropy, and how far apart the clients are."""
     from kedge.cli.partition import partition as show
+    from kedge.runs.config import check
 
-    show(options.checked(config, set_, given), out)
+    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
+    show(check(consent.settle(raw, config, named=named, trust=trust)), out)
 
 
 @options.takes(
