@@ -52,8 +52,10 @@ def export_model(path: Path, kind: str, out: Path | None, *, trust: bool) -> Non
         if sections is None:
             raise UsageError(f"{path} has no {CONFIG}, so its model cannot be built; --format safetensors needs none")
         from kedge.runs.config import check, problem_of
+        from kedge.runs.rebuild import refuse_missing
 
-        problem = problem_of(check(consent.settle(sections, path / CONFIG, named=[], trust=trust)))
+        refuse_missing(sections, path)
+        problem = problem_of(check(consent.settle(sections, path / CONFIG, named={}, trust=trust)))
         module = models.filled(problem.model, state, path)
         example = problem.federation.features
         content = models.as_onnx(module, example) if kind == "onnx" else models.as_program(module, example)
