@@ -26,6 +26,11 @@ class Client:
         algorithm: the server's algorithm.
         settings: the rules of the federation.
         loss: ``loss(output, y)``, a mean over the samples.
+        noise_seed: of the noise of `kedge.Privacy`, a secret of this client; None is the federation's seed, which
+            others know, as a simulation needs it.
+
+    The local update and the reply transforms of the settings are applied by `answer`: its reply holds what may be sent,
+    and its state what they keep.
     """
 
     def __init__(
@@ -37,6 +42,8 @@ class Client:
         algorithm: AnyAlgorithm,
         settings: Settings,
         loss: Loss = cross_entropy,
+        *,
+        noise_seed: int | None = None,
     ) -> None:
         self.number, self.algorithm, self.settings = number, algorithm, settings
         self._flat = FlatModule(model, torch.device("cpu"))
@@ -50,7 +57,10 @@ class Client:
         some = slice(settings.batch_size)
         who = f"a minibatch of client {number} has {len(self._labels[some])} sample"
         random = try_model(self._flat, self._features[some], self._labels[some], loss, [self._labels], who)
-        self._rules = Rules.of(algorithm, settings, self._flat.places, self._flat.initial, random)
+        self._rules = Rules.of(
+            algorithm, settings, self._flat.places, self._flat.initial, random,
+            statistics=self._flat.buffers.numel() > 0, noise_seed=noise_seed,
+        )  # fmt: skip
 
     @property
     def samples(self) -> int:

@@ -79,7 +79,9 @@ class Simulation:
         self.flat = FlatModule(model, place)
         self.random = self._tried()
         x = self.flat.initial
-        rules = Rules.of(algorithm, self.settings, self.flat.places, x, self.random)
+        rules = Rules.of(
+            algorithm, self.settings, self.flat.places, x, self.random, statistics=self.flat.buffers.numel() > 0
+        )
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes, hidden=rules.hidden)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
