@@ -47,7 +47,7 @@ class Client:
         who = f"a minibatch of client {number} has {len(first)} sample"
         trial = try_model(self._flat, *samples.take(first), loss, [self._labels], who)
         self._steps = ClientSteps(self._flat, Autograd(self._flat, trial.loss), samples, lambda _: rows)
-        self._rules = Rules(algorithm, settings, trial.random)
+        self._rules = Rules.of(algorithm, settings, self._flat.places, self._flat.initial, trial.random)
 
     @property
     def samples(self) -> int:
@@ -66,7 +66,7 @@ class Client:
 
     def initial_state(self) -> Any:
         """Return the state of a client that has not taken part yet."""
-        return self.algorithm.at(0).init_client(self._flat.initial)
+        return self._rules.initial_state(self._flat.initial)
 
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""
