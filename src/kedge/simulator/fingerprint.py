@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kedge.local_updates import Chain
 from kedge.problem import Federation
+from kedge.samples import Lazy, leaves, structure
 from kedge.schedules import Schedule
 from kedge.simulator.simulation import Simulation
 
@@ -73,10 +74,20 @@ def _functions(run: Simulation) -> dict[str, str]:
 def data_fingerprint(federation: Federation) -> dict[str, str]:
     """Return the part of the fingerprint that covers the data set, however it is divided."""
     test = (None, None) if federation.test is None else federation.test
-    tensors = {
+    inputs = {
         "features": federation.features, "labels": federation.labels, "test features": test[0], "test labels": test[1],
     }  # fmt: skip
-    return {name: "none" if tensor is None else checksum(tensor) for name, tensor in tensors.items()}
+    return {name: _data(value) for name, value in inputs.items()}
+
+
+def _data(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Lazy):  # its transforms, and one sample
+        features, labels = value.take(torch.zeros(1, dtype=torch.int64))
+        codes = dict.fromkeys(code(data) for data in value.datasets)
+        return f"lazy {len(value)} {checksum(*leaves(features), labels)} {' '.join(codes)}"
+    return f"{structure(value)}{checksum(*leaves(value))}"
 
 
 def _said(loss: Any) -> str:
