@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.runs.simulate import simulate
     from kedge.settings import Settings
     from kedge.simulator import Answer, Simulation
+    from kedge.transforms import Privacy, ReplyTransform, TopK
 
     __version__: str
 
@@ -82,6 +83,7 @@ _HOMES = (
     "runs.simulate",
     "settings",
     "simulator",
+    "transforms",
 )
 """The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
@@ -139,6 +141,8 @@ __all__ = [
     "MimeMVR",
     "Nothing",
     "Personal",
+    "Privacy",
+    "ReplyTransform",
     "Result",
     "Scaffold",
     "ScaffoldM",
@@ -151,6 +155,7 @@ __all__ = [
     "Stem",
     "StoredRun",
     "SweepResult",
+    "TopK",
     "UsageError",
     "Vector",
     "build_model",
