@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kedge.checks import LARGEST, MOST, is_finite, limits, whole
 from kedge.errors import UsageError, shown, unknown
+from kedge.local_updates import LocalUpdate
+from kedge.local_updates import read as read_update
+from kedge.local_updates import text as update_text
 from kedge.schedules import Schedule, is_schedule, read
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ KINDS: dict[Any, str] = {
     bool: "true or false",
     list[int]: "list of whole numbers",
     Schedule: "schedule",
+    LocalUpdate: "text",
 }
 """The types of settings, in words."""
 
@@ -60,6 +64,10 @@ class Setting:
     below: float = math.inf
     check: Callable[[str, Any], object] | None = None
     """Called with the name and the value where a range does not say what is allowed; it raises a `UsageError`."""
+    make: Callable[[Any], Any] | None = None
+    """Called with the value where something must be made of it; it raises a `UsageError`."""
+    write: Callable[[Any], Any] | None = None
+    """Called with what was made, for a configuration."""
     word: str | None = None
     """What stands for None in a configuration and on the command line."""
     configured: Any = _SAME
@@ -126,6 +134,8 @@ class Setting:
         if self.check is not None:
             self.check(self.name, value)
             return value
+        if self.make is not None:
+            return self.make(value)
         if kind is int:
             return whole(self.name, value, int(self.at_least), int(self.at_most) if self.at_most < math.inf else MOST)
         if Schedule in self.kinds and is_schedule(value):
@@ -173,6 +183,8 @@ class Setting:
 
     def written(self, value: Any) -> Any:
         """Return a value as a configuration writes it."""
+        if value is not None and self.write is not None:
+            return self.write(value)
         return self.word if value is None else str(value) if isinstance(value, Schedule) else value
 
 
@@ -228,8 +240,12 @@ class Section(BaseModel):
 
     def written(self) -> dict[str, Any]:
         """Return all of them as a configuration writes them."""
-        values = self.model_dump()
+        values = self.values()
         return values | {name: each.written(values[name]) for name, each in self.declared.items()}
+
+    def values(self) -> dict[str, Any]:
+        """Return all of them by name, objects as they are."""
+        return {name: getattr(self, name) for name in type(self).model_fields} | (self.model_extra or {})
 
     def part(self, kind: type["SectionT"]) -> "SectionT":
         """Return the settings of a class that this one extends."""
@@ -280,6 +296,10 @@ class Settings(Section):
         at_least=1, word="full", configured=16,
     )  # fmt: skip
     weight_decay: float | Schedule = setting(0.0, "λ; λx is added to every gradient.", at_least=0, at_most=LARGEST)
+    local_update: LocalUpdate | None = setting(
+        None, "What clients do differently in their local steps, as in Clip(1.0), Adam() or SAM(0.05).",
+        make=read_update, write=update_text,
+    )  # fmt: skip
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weights of the clients in the objective: uniform, or by the size of their data."
     )

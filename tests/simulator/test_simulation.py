@@ -73,6 +73,7 @@ def test_history_has_a_row_per_evaluated_round_and_one_for_the_last():
     assert [row["round"] for row in result.history] == [2, 4, 5]
     assert set(result.history[0]) == {
         "round", "test_loss", "test_accuracy", "bytes_down", "bytes_up", "gradients", "seconds", "step_norm",
+        "train_loss",
     }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class Client:
         some = slice(settings.batch_size)
         who = f"a minibatch of client {number} has {len(self._labels[some])} sample"
         random = try_model(self._flat, self._features[some], self._labels[some], loss, [self._labels], who)
-        self._rules = Rules(algorithm, settings, random)
+        self._rules = Rules.of(algorithm, settings, self._flat.places, self._flat.initial, random)
 
     @property
     def samples(self) -> int:
@@ -69,7 +69,7 @@ class Client:
 
     def initial_state(self) -> Any:
         """Return the state of a client that has not taken part yet."""
-        return self.algorithm.at(0).init_client(self._flat.initial)
+        return self._rules.initial_state(self._flat.initial)
 
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""

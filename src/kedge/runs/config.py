@@ -321,5 +321,5 @@ def run_config(
     return simulate(
         problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
         callbacks=callbacks, metrics=metrics_of(config.run.metrics),
-        **config.run.part(SimulationSettings).model_dump() | here,
+        **config.run.part(SimulationSettings).values() | here,
     )  # fmt: skip

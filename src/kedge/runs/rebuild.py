@@ -47,7 +47,7 @@ def described(
     seeds["model"] = made.get("seed", settings.seed)
     sections = {
         "data": data, "model": options, "algorithm": dict(_algorithm(algorithm)),
-        "run": RunSettings(**settings.model_dump()).written(),
+        "run": RunSettings(**settings.values()).written(),
     }  # fmt: skip
     whole = isinstance(model, QuadraticModel) and data.get("dataset") == "quadratics"
     missing = []

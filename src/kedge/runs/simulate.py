@@ -132,8 +132,9 @@ def simulate(
             tell("on_start")
             for done in range(run.round + 1, rounds + 1):
                 before = run.moment.state.x
-                run.advance()
-                finite = evaluated(before) if done % eval_every == 0 or done == rounds else _finite(run, {})
+                due = done % eval_every == 0 or done == rounds
+                run.advance(measured=due)
+                finite = evaluated(before) if due else _finite(run, {})
                 if finite:
                     tell("on_round")
                 diverged, stopped, due, every = run.processes.agree(
@@ -165,6 +166,8 @@ def _measure(run: Simulation, before: Tensor, eval_clients: bool, metrics: Mappi
         row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *data.test, metrics).items()}
     if eval_clients:
         row |= evaluate_clients(module, run.loss, data, metrics)
+    if math.isfinite(run.train_loss):
+        row["train_loss"] = run.train_loss
     row["step_norm"] = float((moment.state.x - before).norm())
     return row | {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
 

@@ -79,11 +79,11 @@ class Simulation:
         self.flat = FlatModule(model, place)
         self.random = self._tried()
         x = self.flat.initial
-        self._rounds = Rounds(algorithm, self.settings, self.federation.sizes)
+        rules = Rules.of(algorithm, self.settings, self.flat.places, x, self.random)
+        self._rounds = Rounds(algorithm, self.settings, self.federation.sizes, hidden=rules.hidden)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
-        self._store = ClientStore(lambda: algorithm.at(0).init_client(x), state_memory, scratch)
-        rules = Rules(algorithm, self.settings, self.random)
+        self._store = ClientStore(lambda: rules.initial_state(x), state_memory, scratch)
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
@@ -184,6 +184,14 @@ class Simulation:
             raise UsageError(f"the state of client {number} is not in this process, but in another process of the run")
         return dict(self._store[number]._asdict())
 
+    def client_model(self, number: int) -> nn.Module:
+        """Return the current model as a client sees it, with its personal layers: an independent copy."""
+        kept, x = self.client(number), self.moment.state.x
+        if self._crew.rules.update is not None:
+            rows = {name: vector.unsqueeze(0) for name, vector in kept.items()}
+            x = self._crew.rules.update.enter(x, rows)[0]
+        return self.flat.exported(x, self.moment.buffers)
+
     def description(self) -> str:
         """Describe how the clients are run."""
         engines = self._crew.pool.engines
@@ -200,9 +208,14 @@ class Simulation:
 
     # ---- playing
 
-    def advance(self) -> None:
-        """Play the next round (before the first one, the opening)."""
-        self.moment = self._rounds.play(self.moment, self._gather)
+    def advance(self, *, measured: bool = False) -> None:
+        """Play the next round (before the first one, the opening); if ``measured``, with its `train_loss`."""
+        self.moment = self._rounds.play(self.moment, self._gather, measured=measured)
+
+    @property
+    def train_loss(self) -> float:
+        """The mean loss of the minibatches that the last round's clients trained on; not a number if not measured."""
+        return self.moment.train_loss
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> "Answer":
         """Ask clients (None: all) a question at this moment; no state changes and no cost is counted.
