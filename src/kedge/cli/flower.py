@@ -23,7 +23,14 @@ from kedge.runs.config import Config, check, federation_of, resolved
 from kedge.runs.directory import check_place
 from kedge.runs.reader import Row, read_rows, read_run
 
-SMALL = {"data.clients": 3, "run.cohort": 2, "run.rounds": 5, "run.local_steps": 8, "run.eval_every": 1}
+SMALL = {
+    "data.clients": 3,
+    "run.cohort": 2,
+    "run.rounds": 5,
+    "run.local_steps": 8,
+    "run.eval_every": 1,
+    "algorithm.eta": 0.5,
+}
 """A federation for a first look."""
 
 POLL = 0.3
@@ -34,10 +41,10 @@ def new(directory: Path, config: Path | None, settings: list[str] | None, given:
     """Write an app."""
     chosen = _chosen(config, settings, given)
     write(directory, chosen, out="runs/flower")
-    output.print(f"Written to {directory}; the model and the data are in {directory / 'federation' / 'task.py'}.")
-    output.print(
-        f"Try it with `kedge flower demo --app {directory}`, or on your SuperLink with `flwr run {directory}`."
-    )
+    task = directory / "federation" / "task.py"
+    text = f"Written to {directory}: the model and the data are in {task}, the settings in pyproject.toml."
+    output.print(text, highlight=False, soft_wrap=True)
+    output.print(f"Run it on your SuperLink with `flwr run {directory}`.", highlight=False, soft_wrap=True)
 
 
 def write(directory: Path, config: Config, out: str) -> None:
@@ -82,8 +89,9 @@ def demo(
             _follow(loop, path, chosen.run.rounds, stop)
             traffic = _traffic(loop)
     _draw(path, name)
-    output.print(f"Flower counted {traffic} in all. Written to {path};")
-    output.print(f"`kedge run {path / 'config.toml'}` simulates the same federation: the same model, bit for bit.")
+    output.print(f"Flower counted {traffic}. Written to {path}.", highlight=False, soft_wrap=True)
+    text = f"`kedge run {path / 'config.toml'}` simulates the same federation: the same model, bit for bit."
+    output.print(text, highlight=False, soft_wrap=True)
 
 
 def _follow(loop: Loopback, path: Path, rounds: int, stop: Any) -> None:
@@ -125,8 +133,8 @@ def _status(loop: Loopback) -> str:
 
 def _traffic(loop: Loopback) -> str:
     run = loop.runs()[-1]
-    parts = [f"{key.replace('-', ' ')} {value}" for key, value in run.items() if "traffic" in key or "bytes" in key]
-    return ", ".join(parts) or "nothing"
+    counted = run.get("network-traffic", {})
+    return f"{size(counted.get('outbound-bytes', 0))} down and {size(counted.get('inbound-bytes', 0))} up"
 
 
 def _draw(path: Path, name: str) -> None:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from logging import WARNING
 from typing import Any
 
-import torch
 from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -56,7 +55,7 @@ class Gatherer:
 
     def __init__(
         self, grid: Grid, fleet: Fleet, agreed: Agreement, rounds: Callable[[], Rounds], x: Tensor, experiment: str,
-        epoch: int, versions: Counted, sleep: Callable[[float], Any] = time.sleep,
+        epoch: int, versions: Counted, stateful: bool, sleep: Callable[[float], Any] = time.sleep,
     ) -> None:  # fmt: skip
         self.fleet, self.versions = fleet, versions
         self.silent: set[int] = set()
@@ -73,7 +72,7 @@ class Gatherer:
         self._evaluate = False
         self._told: dict[int, dict[str, Tensor]] = {}
         self._heard: set[int] = set()
-        self._stateful = len(agreed.algorithm.at(0).init_client(torch.zeros(2))) > 0
+        self._stateful = stateful
         algorithm = agreed.algorithm
         self._layouts = lru_cache(64)(lambda exchange: Layouts.of(algorithm, exchange, x))
 
