@@ -10,7 +10,19 @@ from kedge.problem import DATASETS, MODELS, PARTITIONS
 from kedge.runs import settings
 from kedge.simulator.engines import ENGINES
 
-COMMANDS = ["run", "resume", "compare", "sweep", "algorithms", "partition", "reproduce", "report", "watch"]
+COMMANDS = [
+    "run",
+    "resume",
+    "compare",
+    "sweep",
+    "algorithms",
+    "partition",
+    "reproduce",
+    "report",
+    "watch",
+    "export",
+    "export-model",
+]
 PROGRAM = """
 import sys
 from kedge.cli.main import execute
@@ -28,6 +40,7 @@ sys.exit(code)
         (["--version"], 0),
         ([], 0),
         *(([name, "--help"], 0) for name in COMMANDS),
+        *((["flower", *name, "--help"], 0) for name in ([], ["new"], ["demo"], ["node"])),
         (["run", "--nonsense"], 2),
         (["sweep", "--rounds", "few"], 2),
         (["nonsense"], 2),

@@ -26,13 +26,17 @@ def flattened(table, prefix=""):
 def test_a_new_app_has_the_configuration_that_was_asked_for(tmp_path, monkeypatch):
     asked = ["--algorithm", "fedprox", "--set", "algorithm.mu=0.2", "--clients", "5", "--seed", "3", "--widths", "7,9"]
     assert execute(["flower", "new", "app", *asked]) == 0
-    config = flattened(tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+    config = flattened(
+        tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    )
     assert {type(value) for value in config.values()} <= {str, int, float, bool}
     agreed = Agreement.read(config)
     assert agreed.algorithm.mu == 0.2
     assert agreed.clients == 5
     # What the server writes to config.toml is what `kedge run` resolves.
-    again = resolved(check({name: {k: v for k, v in part.items() if v is not None} for name, part in agreed.sections.items()}))
+    again = resolved(
+        check({name: {k: v for k, v in part.items() if v is not None} for name, part in agreed.sections.items()})
+    )
     assert again["model"]["widths"] == [7, 9]
     assert again["run"]["seed"] == 3
     monkeypatch.syspath_prepend(str(tmp_path / "app"))

@@ -20,6 +20,7 @@ from kedge.flower.fleet import Activation, Fleet, pulled
 from kedge.flower.versions import FRESH
 from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, refusal, unpack, unpack_buffers
 from kedge.round import OPENING, Question, Reply, Rounds, Total, nbytes
+from kedge.rules import keeps_state
 from kedge.shards import Sums
 
 POLL = 0.1
@@ -55,7 +56,7 @@ class Gatherer:
 
     def __init__(
         self, grid: Grid, fleet: Fleet, agreed: Agreement, rounds: Callable[[], Rounds], x: Tensor, experiment: str,
-        epoch: int, versions: Counted, stateful: bool, sleep: Callable[[float], Any] = time.sleep,
+        epoch: int, versions: Counted, sleep: Callable[[float], Any] = time.sleep,
     ) -> None:  # fmt: skip
         self.fleet, self.versions = fleet, versions
         self.silent: set[int] = set()
@@ -72,7 +73,7 @@ class Gatherer:
         self._evaluate = False
         self._told: dict[int, dict[str, Tensor]] = {}
         self._heard: set[int] = set()
-        self._stateful = stateful
+        self._stateful = keeps_state(agreed.algorithm, agreed.settings)
         algorithm = agreed.algorithm
         self._layouts = lru_cache(64)(lambda exchange: Layouts.of(algorithm, exchange, x))
 

@@ -29,7 +29,7 @@ from kedge.flower.fleet import Fleet
 from kedge.flower.gather import Counted, Gatherer, TooFewError
 from kedge.flower.record import Record
 from kedge.keyed import sample_cohort
-from kedge.round import AnyAlgorithm, Moment, Rounds, Rules
+from kedge.round import AnyAlgorithm, Moment, Rounds
 
 LOCKED = 60.0
 """Seconds to wait for an earlier ServerApp to end: one may outlive its SuperLink."""
@@ -138,11 +138,10 @@ class Server:
         self._epoch = epoch
         self.versions.settle()
         self.fleet = Fleet(self._grid, agreed.clients, names, sizes)
-        rules = Rules.of(agreed.algorithm, agreed.settings, self._flat.places, self._flat.initial, random=False)
         identity = f"{agreed.flower.experiment}.{self._identity}"
         self.gather = Gatherer(
             self._grid, self.fleet, agreed, self._rounds, self._flat.initial, identity, epoch, self.versions,
-            len(rules.initial_state(self._flat.initial)) > 0, self._sleep,
+            self._sleep,
         )  # fmt: skip
         return self._record.begin(self.moment, seconds)
 
