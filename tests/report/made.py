@@ -31,7 +31,7 @@ def write_run(path, name="scaffold-m", *, seed=0, rows=None, ended=True, setting
         }  # fmt: skip
         for key, value in (settings or {}).items():
             section, _, setting = key.partition(".")
-            sections.setdefault(section, {})[setting] = value
+            sections.setdefault(section, {})[setting if setting.isidentifier() else json.dumps(setting)] = value
         (path / "config.toml").write_text(to_toml(sections))
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if ended:

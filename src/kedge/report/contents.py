@@ -7,7 +7,7 @@ rows, so a thinned page gives the same numbers as a complete one.
 import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -16,13 +16,17 @@ from kedge.report.lines import Line, differing, repeat_command, seed_of, state_o
 from kedge.report.palette import DARK, DARK_RAMP, STYLES, look, shade
 from kedge.runs.division import division_of
 from kedge.runs.reader import Row, StoredRun
+from kedge.runs.search import is_higher_better
 
 AXES = ("round", "bytes", "gradients", "seconds")
 COUNTERS = frozenset({"round", "bytes_down", "bytes_up", "gradients", "seconds"})
 """Columns that are no metrics."""
 
-TARGETS = {"test_accuracy": True, "test_loss": False}
-"""The metrics that may have a target, and whether higher is better."""
+USUAL = ("test_accuracy", "test_loss")
+"""The metrics that come first."""
+
+GOALS = 6
+"""The most metrics that may have a target: the usual ones, and others on the test set."""
 
 NUMBERS = 1_200_000
 """About how many numbers the curves of a page may have."""
@@ -54,6 +58,7 @@ def contents(lines: Sequence[Line], title: str, command: str) -> dict[str, Any]:
     thinned = sum(len(run.rows) > len(kept[id(run)]) for run in runs)
     if thinned:
         notes.append(f"The curves of {thinned} runs show at most {points} points each; the tables use every row.")
+    goals = {name: is_higher_better(name) for name in [name for name in metrics if name.startswith("test_")][:GOALS]}
     settings = [line.settings for line in lines if line.settings]
     apart = differing(settings)
     common = {key: value for key, value in (settings[0] if settings else {}).items() if key not in apart}
@@ -67,8 +72,8 @@ def contents(lines: Sequence[Line], title: str, command: str) -> dict[str, Any]:
                 "settings": {key: line.settings[key] for key in apart if key in line.settings},
             } for line, own_look in zip(lines, looks(lines), strict=True)
         ],
-        "runs": [_run(run, kept[id(run)], metrics, environments) for run in runs],
-        "higher": TARGETS, "targets": _targets(lines), "apart": apart, "common": common,
+        "runs": [_run(run, kept[id(run)], metrics, goals, environments) for run in runs],
+        "higher": goals, "targets": _targets(lines, goals), "apart": apart, "common": common,
         "environments": [dict(pairs) for pairs in environments], "partitions": _pictures(lines, notes), "notes": notes,
     }  # fmt: skip
 
@@ -111,7 +116,7 @@ def _pictures(lines: Sequence[Line], notes: list[str]) -> list[dict[str, Any]]:
 def _metrics(runs: Sequence[StoredRun]) -> tuple[list[str], list[str]]:
     """Return the metrics that any run has, the usual ones first, and what to say about those left out."""
     columns = {name for run in runs for row in (run.rows[:1] + run.rows[-1:]) for name in row} - COUNTERS
-    found = sorted(columns, key=lambda name: (name not in TARGETS, name))
+    found = sorted(columns, key=lambda name: (name not in USUAL, name))
     notes = [f"Only the first {METRICS} of {len(found)} metrics are shown."] if len(found) > METRICS else []
     return found[:METRICS], notes
 
@@ -140,8 +145,9 @@ def _line(line: Line, own_look: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    run: StoredRun, rows: Sequence[Row], metrics: Sequence[str], environments: Sequence[tuple[tuple[str, str], ...]]
-) -> dict[str, Any]:
+    run: StoredRun, rows: Sequence[Row], metrics: Sequence[str], goals: Mapping[str, bool],
+    environments: Sequence[tuple[tuple[str, str], ...]],
+) -> dict[str, Any]:  # fmt: skip
     problems = [problem[:LONGEST] for problem in run.problems[:20]]
     odd = {name: count for name in metrics if (count := sum(_is_odd(row.get(name)) for row in run.rows))}
     problems += [f"{count} values of {name[:60]} are not finite and are left out" for name, count in odd.items()]
@@ -152,7 +158,7 @@ def _run(
         "path": os.fspath(run.path), "seed": seed_of(run), "state": state_of(run)[:LONGEST],
         "healthy": run.diverged is None and run.error is None and bool(run.rows),
         "problems": problems, "columns": columns, "rows": len(run.rows),
-        "records": {name: records(run.rows, name, higher=higher) for name, higher in TARGETS.items()},
+        "records": {name: records(run.rows, name, higher=higher) for name, higher in goals.items()},
         "command": repeat_command(run), "engine": str((run.summary or {}).get("engine", "")),
         "environment": environments.index(_environment(run)) if run.summary else None,
     }  # fmt: skip
@@ -181,10 +187,10 @@ def records(rows: Sequence[Row], metric: str, *, higher: bool) -> list[list[floa
             [_number(row[metric]) for row in better]]  # fmt: skip
 
 
-def _targets(lines: Sequence[Line]) -> dict[str, float]:
+def _targets(lines: Sequence[Line], goals: Mapping[str, bool]) -> dict[str, float]:
     """Return a target that the good lines reach: 95 % of the best accuracy, or a loss 5 % above the lowest."""
     found = {}
-    for metric, higher in TARGETS.items():
+    for metric, higher in goals.items():
         means = []
         for line in lines:
             ends = _finite(run.rows[-1].get(metric) for run in line.runs if run.last is not None)

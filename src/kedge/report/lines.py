@@ -69,7 +69,7 @@ def _names(algorithms: list[str], settings: list[dict[str, str]], runs: list[Sto
     """Name every line by its algorithm and, if several lines have the same, by the settings that differ."""
     alike: dict[str, list[dict[str, str]]] = {}
     for algorithm, own in zip(algorithms, settings, strict=True):
-        alike.setdefault(algorithm, []).append(own)
+        alike.setdefault(algorithm, []).extend([own] if own else [])
     apart = {name: [key for key in differing(own) if key != NAME] for name, own in alike.items()}
     names = []
     for algorithm, own, run in zip(algorithms, settings, runs, strict=True):

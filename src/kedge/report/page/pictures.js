@@ -1,13 +1,13 @@
 // Who has which labels, and how the clients fare.
 
-const metricsOfClients = { mean: "clients_accuracy", worst: "clients_accuracy_worst_decile" };
-
+// The accuracy on the clients' own test sets if it was recorded, else on the data that they train on.
 function clients() {
+  const metric = ["clients_test_accuracy", "clients_accuracy"].find((name) => report.metrics.includes(name));
   const last = (line, metric) => {
     const ends = runsOf(line).map((run) => (run.columns[metric] || []).at(-1)).filter((value) => value !== null && value !== undefined);
     return ends.length ? ends.reduce((a, b) => a + b, 0) / ends.length : null;
   };
-  const rows = report.lines.map((line) => ({ line, mean: last(line, metricsOfClients.mean), worst: last(line, metricsOfClients.worst) })).filter((row) => row.mean !== null);
+  const rows = report.lines.map((line) => ({ line, mean: last(line, metric), worst: last(line, `${metric}_worst_decile`) })).filter((row) => row.mean !== null);
   byId("clients").hidden = !rows.length;
   byId("client-bars").replaceChildren(...rows.slice(0, SOME).map(({ line, mean, worst }) => {
     const colour = colourOf(line), text = worst === null ? percent(mean) : `${percent(mean)}, ${percent(worst)}`;
