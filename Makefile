@@ -22,7 +22,7 @@ $(TOOLS): $(READY)
 	$(PIP) '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## compare six algorithms on built-in data: a table, a figure, less than a minute
+demo: $(READY)  ## compare six algorithms on built-in data: a table, a figure, a report
 	$(BIN)/kedge compare
 
 test: check unit  ## all checks: style, types, tests

@@ -22,6 +22,10 @@ TOOLS = ("pytest", "hypothesis", "sympy")
 EXTRAS = ("optuna", "pandas", "parquet", "tensorboard")
 """The extras that are tried too: small, and independent of everything else."""
 
+DIRECT = [*PROJECT["dependencies"], *(each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra])]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", CONSTRAINTS, re.MULTILINE))
+
 SUITE = (
     "tests/test_exports.py", "tests/test_direction.py", "tests/test_keyed.py", "tests/test_reductions.py",
     "tests/test_contract.py", "tests/problem", "tests/runs/test_config.py", "tests/runs/test_reader.py",
@@ -31,13 +35,12 @@ SUITE = (
 
 def requirements(which: str) -> list[str]:
     """Return what to install, besides kedge itself."""
-    wanted = [*PROJECT["dependencies"], *(each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra])]
-    pinned = dict(
-        re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    )
-    chosen = {name: bound for name, bound in map(_bound, wanted) if name != "torch"}
-    versions = [f"{name}=={bound}" if which == "lowest" else name for name, bound in chosen.items()]
-    return [f"torch=={pinned['torch']}", *versions, *(f"{tool}=={pinned[tool]}" for tool in TOOLS)]
+    bounds = dict(map(_bound, DIRECT))
+    del bounds["torch"]
+    if which == "newest":
+        return [f"torch=={PINNED['torch']}", *bounds, *TOOLS]
+    lowest = [f"{name}=={bound}" for name, bound in bounds.items()]
+    return [*lowest, *(f"{name}=={PINNED[name]}" for name in ("torch", *TOOLS))]
 
 
 def _bound(requirement: str) -> tuple[str, str]:
@@ -65,7 +68,11 @@ def try_versions(which: str, place: Path, suite: list[str]) -> int:
         *[line for line in listed.stdout.splitlines() if line.partition("==")[0].lower().replace("_", "-") in names],
         sep="\n",
     )
-    return subprocess.run([python, "-m", "pytest", "-p", "no:cacheprovider", *(suite or SUITE)], cwd=ROOT).returncode
+    # An old release may warn that a newer one of something else deprecates what it calls.
+    quiet = ["-W", "ignore::DeprecationWarning"] if which == "lowest" else []
+    return subprocess.run(
+        [python, "-m", "pytest", "-p", "no:cacheprovider", *quiet, *(suite or SUITE)], cwd=ROOT
+    ).returncode
 
 
 if __name__ == "__main__":
