@@ -1,6 +1,8 @@
 """The layers: who may import whom."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed"}
 CORE = SMALL | {
     "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
-    "shards", "calls", "schedules",
+    "shards", "calls", "schedules", "local_updates", "rules", "probe",
 }  # fmt: skip
 ALLOWED = {
     "errors": set(),
@@ -72,6 +74,12 @@ def test_no_algorithm_is_named_outside_its_layer():
         for file in (ROOT / layer).rglob("*.py"):
             used = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
             assert not used & names, file
+
+
+def test_flower_loads_no_simulator():
+    program = "import sys, kedge.flower; print([name for name in sys.modules if name.startswith('kedge.simulator')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize("name", ["Plan", "Job", "View", "Data", "Model", "Round", "Heard"])

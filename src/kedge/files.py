@@ -81,16 +81,17 @@ def refuse_link(path: Path) -> None:
         raise _linked(path)
 
 
-def _write(file: int, content: bytes) -> None:
+def _write(file: int, content: bytes | memoryview) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
-def write_atomically(path: Path, content: bytes, *, last: bool = True) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[memoryview], *, last: bool = True) -> None:
     """Write to another name and rename: a reader, even after a power cut, sees the whole old file or the whole new one.
 
-    Of several files in one directory, only the ``last`` flushes the directory, and with it the names of all.
+    Content in parts is written part by part. Of several files in one directory, only the ``last`` flushes the
+    directory, and with it the names of all.
     """
     beside = path.with_name(path.name + PART)
     with _naming(path):
@@ -100,7 +101,8 @@ def write_atomically(path: Path, content: bytes, *, last: bool = True) -> None:
             with suppress(FileNotFoundError):  # left by a process that was killed
                 os.unlink(beside)
             with _opened(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-                _write(file, content)
+                for part in [content] if isinstance(content, bytes) else content:
+                    _write(file, part)
                 os.fsync(file)
             os.replace(beside, path)
         except OSError:

@@ -1,8 +1,10 @@
 """The algorithms, one file per family, and the table in which everything else looks them up."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from kedge.algorithm import Algorithm
+from kedge.algorithm import Algorithm, is_whole
 from kedge.algorithms.dual import FedDyn, FedPD
 from kedge.algorithms.fedavg import FedAvg, FedAvgM, FedAvgMVR
 from kedge.algorithms.mime import Mime, MimeLite, MimeLiteMVR, MimeMVR
@@ -73,6 +75,20 @@ def algorithm_class(name: str) -> type[Algorithm[Any, Any]]:
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, [*ALGORITHMS, *ALIASES])
     return ALGORITHMS[name]
+
+
+def make_algorithm(name: str, hyper: Mapping[str, Any]) -> Algorithm[Any, Any]:
+    """Return the algorithm with these hyper-parameters, as a configuration or a command line writes them."""
+    kind = algorithm_class(name)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values = dict(hyper)
+    for key, value in values.items():
+        if key not in fields:
+            raise UsageError(f"{name} has no hyper-parameter {key!r}; it has {', '.join(fields)}")
+        # TOML and the command line write 1 for 1.0; a whole number stays one only where one is asked for.
+        if isinstance(value, int) and not isinstance(value, bool) and not is_whole(fields[key]):
+            values[key] = float(value)
+    return kind(**values)
 
 
 __all__ = [

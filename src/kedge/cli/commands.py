@@ -55,6 +55,12 @@ def run(
     given: options.Given,
     config: options.ConfigFile = None,
     set_: options.Set = None,
+    settings: Annotated[
+        str,
+        typer.Option(
+            help="own: the hyper-parameters that you give. theory: those of the paper's theorem for measured constants."
+        ),
+    ] = "own",
     out: options.Out = None,
     trust: consent.Trust = False,
 ) -> None:
@@ -64,7 +70,7 @@ def run(
     """
     from kedge.cli.run import run
 
-    run(config, set_, out, given, trust=trust)
+    run(config, set_, out, given, source=settings, trust=trust)
 
 
 @options.takes("run.device", *PROCESSES, defaults=False)
@@ -96,6 +102,7 @@ def compare(
     jobs: options.Jobs = None,
     set_: options.Set = None,
     out: options.Out = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Compare algorithms over several seeds on the same data, cohorts and minibatches.
 
@@ -104,7 +111,8 @@ def compare(
     """
     from kedge.cli.compare import compare
 
-    compare(options.configuration(config, set_, given), algorithms, seeds, target, jobs, out)
+    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
+    compare(consent.settle(raw, config, named=named, trust=trust), algorithms, seeds, target, jobs, out)
 
 
 @options.takes("algorithm", "data", "model", "run", without=PROCESSES)
@@ -157,11 +165,36 @@ def partition(
     out: Annotated[
         Path | None, typer.Option(help="Draw clients x labels to this file, as PNG and SVG.", show_default=False)
     ] = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Show how a data set is divided: sizes, label entropy, and how far apart the clients are."""
     from kedge.cli.partition import partition as show
+    from kedge.runs.config import check
 
-    show(options.checked(config, set_, given), out)
+    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
+    show(check(consent.settle(raw, config, named=named, trust=trust)), out)
+
+
+@options.takes(
+    "data", "model", "run.rounds", "run.cohort", "run.local_steps", "run.batch_size", "run.weight_decay", "run.weights",
+    "run.seed",
+)  # fmt: skip
+def diagnose(
+    given: options.Given,
+    config: options.ConfigFile = None,
+    set_: options.Set = None,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Try a third, once and three times the start value of eta.")
+    ] = True,
+) -> None:
+    """Measure a problem: is drift, noise or client sampling the trouble, and which algorithm fits?
+
+    It measures the constants of the paper's theorems on the clients' data, says what they mean, recommends an
+    algorithm with start values of eta and beta, and prints a `kedge compare` command to check that.
+    """
+    from kedge.cli.diagnose import diagnose
+
+    diagnose(config, set_, given, trial=trial)
 
 
 @options.takes("run.device", "data.data_dir")
@@ -206,6 +239,21 @@ def report(
     from kedge.cli.report import report
 
     report(runs, out, title)
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs, or one run.", show_default=False)],
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show a table here instead of a page.")] = False,
+    port: Annotated[int, typer.Option(help="The port of the page; 0 takes a free one.", min=0, max=65535)] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Follow runs while they compute: the page of `kedge report`, live, until Ctrl-C.
+
+    The page is for this machine only, and its address contains a secret. Nothing is written.
+    """
+    from kedge.cli.watch import watch
+
+    watch(folder, port, terminal=terminal, open_=open_)
 
 
 THEORY = "Constants"

@@ -14,34 +14,63 @@ from kedge.cli.progress import progress_bar
 from kedge.cli.signals import StoppedError, stopping
 from kedge.errors import UnlikeError, UsageError
 from kedge.files import make_new_directory
-from kedge.runs.config import Config, check, problem_of, resolved, run_config
+from kedge.runs.config import Config, check, merged, problem_of, resolved, run_config
 from kedge.runs.directory import RunDirectory
 from kedge.runs.joining import is_follower, is_rank, joined
 from kedge.runs.launch import check_workers, launch
 from kedge.runs.live import StopWhen, Watch
+from kedge.runs.own import short_name
 from kedge.runs.reader import Row, read_summary
 
 RUNS = Path("runs")
 """Where runs without --out go."""
 
+OWN, THEORY = "own", "theory"
+"""Where the hyper-parameters of a run come from."""
+
 
 def run(
-    config: Path | None, settings_: list[str] | None, out: Path | None, given: options.Given, *, trust: bool
+    config: Path | None,
+    settings_: list[str] | None,
+    out: Path | None,
+    given: options.Given,
+    *,
+    source: str,
+    trust: bool,
 ) -> None:
-    """Run one algorithm on one federation."""
+    """Run one algorithm on one federation; ``source`` says where its hyper-parameters come from."""
     raw = options.configuration(config, settings_, given)
-    named = [options.configuration(None, settings_, given).get("algorithm", {}).get("name")]
-    settings = check(consent.settle(raw, config, named=named, trust=trust))
+    named = options.configuration(None, settings_, given)
+    raw = consent.settle(raw, config, named=named, trust=trust)
+    settings = check(raw if source == OWN else of_theory(raw, source))
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():
         raise UsageError("a run of several processes needs --out, so that all of them use the same directory")
     sections = resolved(settings)
-    path = out or make_new_directory(RUNS, f"{settings.data.dataset}-{name}")
+    path = out or make_new_directory(RUNS, f"{short_name(settings.data.dataset)}-{name}")
     # After a failure, a launcher restarts its processes with the same command: that means to resume.
     directory = RunDirectory(path, sections, resume=is_rank(), new=out is None)
     if is_rank() and read_summary(path) is not None:
         raise UsageError(f"out is {path}, but that directory holds a finished run; nothing was overwritten")
     play(settings, directory, resume=is_rank())
+
+
+def of_theory(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a configuration with the hyper-parameters of the paper's theorem, for constants that are measured."""
+    from kedge.cli.diagnose import theory_settings
+
+    if source != THEORY:
+        raise UsageError(f"settings is {source!r}, but must be {OWN} or {THEORY}")
+    settings = check(raw)
+    given = {key for key in raw.get("algorithm", {}) if key not in ("name", "sha256")}
+    if given:
+        raise UsageError(f"{min(given)} is set, but --settings theory chooses the hyper-parameters itself")
+    if settings.run.local_epochs is not None:
+        raise UsageError("local_epochs is set, but the theorems are for clients with the same local_steps")
+    found = theory_settings(settings, problem_of(settings))
+    return merged(
+        raw, [("algorithm.name", settings.algorithm.name), *((f"algorithm.{k}", v) for k, v in found.items())]
+    )
 
 
 def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> None:
@@ -109,7 +138,13 @@ def result_line(name: str, row: Mapping[str, Any], engine: str) -> str:
     """Print the result of a run."""
     return (
         f"{name} after {row['round']} rounds: test loss {figure(row.get('test_loss'))}, "
-        f"test accuracy {figure(row.get('test_accuracy'), '.2%')}; "
+        f"test accuracy {figure(row.get('test_accuracy'), '.2%')}{_more(row)}; "
         f"{size(row['bytes_down'])} down, {size(row['bytes_up'])} up, {row['gradients']:.0f} minibatch gradients, "
         f"{row['seconds']:.1f} s ({engine})"
     )
+
+
+def _more(row: Mapping[str, Any]) -> str:
+    """Return a user's own metrics."""
+    own = (name for name in row if name.startswith("test_") and name not in ("test_loss", "test_accuracy"))
+    return "".join(f", {name.replace('_', ' ')} {figure(row[name])}" for name in own)

@@ -4,7 +4,8 @@
 """
 
 from kedge.client.alone import Client
-from kedge.client.flat import FlatModule, frozen, views
+from kedge.client.evaluate import Metric, check_metrics, evaluate, summarised
+from kedge.client.flat import FlatModule, convolves, frozen, views
 from kedge.client.steps import Autograd, ClientSteps, Gradients, Loss
 from kedge.client.trial import try_model
 
@@ -15,7 +16,12 @@ __all__ = [
     "FlatModule",
     "Gradients",
     "Loss",
+    "Metric",
+    "check_metrics",
+    "convolves",
+    "evaluate",
     "frozen",
+    "summarised",
     "try_model",
     "views",
 ]

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.checks import tensor
-from kedge.client.flat import FlatModule
+from kedge.client.flat import FlatModule, convolves
 from kedge.client.steps import Autograd, ClientSteps, Loss
 from kedge.client.trial import try_model
+from kedge.errors import UsageError
 from kedge.round import AnyAlgorithm, Form, Member, Question, Reply, Rules, answer
 from kedge.settings import Settings
 
@@ -39,22 +40,36 @@ class Client:
     ) -> None:
         self.number, self.algorithm, self.settings = number, algorithm, settings
         self._flat = FlatModule(model, torch.device("cpu"))
-        self._features, self._labels = _samples(features, self._flat.initial.dtype), tensor(labels, "the labels")
+        dtype = self._flat.initial.dtype
+        self._features, self._labels = _samples(features, model, dtype), _targets(labels, dtype)
         rows = torch.arange(len(self._labels))
         self._steps = ClientSteps(self._flat, Autograd(self._flat, loss), self._features, self._labels, lambda _: rows)
+        if settings.batch_size is not None and settings.batch_size > len(self._labels):
+            have = f"client {number} has only {len(self._labels)} samples"
+            raise UsageError(f"batch_size is {settings.batch_size}, but {have}")
         some = slice(settings.batch_size)
         who = f"a minibatch of client {number} has {len(self._labels[some])} sample"
         random = try_model(self._flat, self._features[some], self._labels[some], loss, [self._labels], who)
-        self._rules = Rules(algorithm, settings, random)
+        self._rules = Rules.of(algorithm, settings, self._flat.places, self._flat.initial, random)
 
     @property
     def samples(self) -> int:
         """The number of samples."""
         return len(self._labels)
 
+    @property
+    def initial(self) -> Tensor:
+        """The model's own parameters as one vector."""
+        return self._flat.initial
+
+    @property
+    def buffers(self) -> Tensor:
+        """The model's own buffers as one vector."""
+        return self._flat.buffers
+
     def initial_state(self) -> Any:
         """Return the state of a client that has not taken part yet."""
-        return self.algorithm.at(0).init_client(self._flat.initial)
+        return self._rules.initial_state(self._flat.initial)
 
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""
@@ -65,7 +80,13 @@ class Client:
         return reply
 
 
-def _samples(features: Any, dtype: torch.dtype) -> Tensor:
+def _samples(features: Any, model: nn.Module, dtype: torch.dtype) -> Tensor:
     """Return samples as the model takes them: floats in its dtype, integers unchanged."""
     found = tensor(features, "the features")
-    return found.to(dtype) if found.is_floating_point() else found
+    found = found.to(dtype) if found.is_floating_point() else found
+    return found.contiguous(memory_format=torch.channels_last) if convolves(model, found) else found
+
+
+def _targets(labels: Any, dtype: torch.dtype) -> Tensor:
+    found = tensor(labels, "the labels")
+    return found.to(dtype if found.is_floating_point() else torch.int64)

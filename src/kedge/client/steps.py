@@ -36,6 +36,10 @@ class Gradients(Protocol):
         """Return the gradients at the current parameters; ``seed`` is for the module's random numbers."""
         ...
 
+    def loss(self) -> Tensor:
+        """Return the loss of which the last gradients were taken, one number."""
+        ...
+
 
 class ClientSteps:
     """Runs the local steps of clients one after another on a flat module, with the given ``gradients``.
@@ -67,6 +71,7 @@ class ClientSteps:
         features = labels = self._labels
         loaded = -1
         grad = torch.empty_like(work.start)
+        losses: list[Tensor] = []
 
         def gradient(point: Vector, k: int, second: bool) -> Vector:
             nonlocal calls, features, labels, loaded
@@ -80,14 +85,18 @@ class ClientSteps:
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
             parts = self._gradients(features, labels, None if work.seeds is None else int(work.seeds[0, k]))
             torch.cat([part.reshape(-1) for part in parts], out=grad[0])
+            if work.measured and not second:
+                losses.append(self._gradients.loss())
             if work.weight_decay:
                 grad.add_(point, alpha=work.weight_decay)
             if kept is not None:
                 flat.buffers.copy_(kept)
             return grad
 
-        local = local_steps(work.rule, work.start, work.eta, work.steps, gradient, work.needs)
-        return Done(local, flat.buffers.clone(), calls)
+        local = local_steps(
+            work.rule, work.start, work.eta, work.steps, gradient, work.needs, work.update, work.clients
+        )
+        return Done(local, flat.buffers.clone(), calls, [torch.stack(losses).tolist()] if losses else ())
 
 
 class Autograd:
@@ -96,6 +105,7 @@ class Autograd:
     def __init__(self, flat: FlatModule, loss: Loss) -> None:
         self._flat = flat
         self._loss = loss
+        self._last = flat.initial.new_zeros(())
 
     def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
         """Return the gradients at the currently bound parameters."""
@@ -103,5 +113,10 @@ class Autograd:
             torch.manual_seed(seed)
         with torch.enable_grad():
             loss = self._loss(self._flat.module(features), labels)
+            self._last = loss.detach()
             parts = torch.autograd.grad(loss, self._flat.parameters, allow_unused=True, materialize_grads=True)
         return [part if part.layout == torch.strided else part.to_dense() for part in parts]
+
+    def loss(self) -> Tensor:
+        """Return the loss of the last call."""
+        return self._last.reshape(())

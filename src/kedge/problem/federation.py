@@ -42,6 +42,8 @@ class Federation:
     """A federation whose client i is the test set of client i."""
     names: tuple[Any, ...] | None = None
     """What the clients are called, if they were given in a dict."""
+    origin: Mapping[str, Any] | None = None
+    """What `kedge.load_federation` made it from; None if it did not."""
 
     def __init__(
         self, clients: Clients, test: Samples | None = None, *, client_tests: Clients | float | None = None
@@ -161,6 +163,7 @@ class Federation:
         moved.indices = self.indices.to(device)
         moved.test = None if self.test is None else (move(self.test[0]), move(self.test[1]))
         tests = self.client_tests
+        moved.origin = self.origin
         moved.names, moved.client_tests = self.names, None if tests is None else tests.to(dtype, device)
         return moved
 

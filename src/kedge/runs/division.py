@@ -1,6 +1,8 @@
 """Who has which labels: found from a run's configuration alone, without a download, a file it names or its own code."""
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +32,18 @@ class Division(NamedTuple):
 
 def division_of(sections: Mapping[str, Any]) -> Division | None:
     """Return the division that a configuration describes; None if its data has no labels."""
-    config = Config.read({name: sections.get(name, {}) for name in ("data", "run")})
+    try:
+        asked = json.dumps([sections.get("data", {}), sections.get("run", {}).get("seed", 0)], sort_keys=True)
+    except TypeError as error:  # a date is TOML
+        raise UsageError(f"the configuration cannot be read: {error}") from None
+    return _divided(asked)
+
+
+@lru_cache(maxsize=64)
+def _divided(asked: str) -> Division | None:
+    """Divide the data; a live page asks again and again."""
+    section, seed = json.loads(asked)
+    config = Config.read({"data": section, "run": {"seed": seed}})
     data = config.data
     entry = DATASETS.get(data.dataset)
     if entry is None or entry.load is None or entry.classes is None:

@@ -20,11 +20,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kedge.client import Metric
 from kedge.errors import UsageError, shown
 from kedge.round import AnyExchange
 from kedge.runs.reader import Row
 from kedge.simulator import Answer, Simulation
-from kedge.simulator.evaluate import Metric
 
 MOMENTS = ("on_start", "on_evaluate", "on_round", "on_end")
 
@@ -85,7 +85,9 @@ class LiveRun:
     def parameters(self) -> dict[str, Any]:
         """The algorithm, its hyper-parameters and the settings of the federation, in one flat table."""
         method = self._simulation.algorithm
-        return {"algorithm": type(method).__name__} | asdict(method) | self._simulation.settings.model_dump()
+        values = {"algorithm": type(method).__name__} | asdict(method) | self._simulation.settings.values()
+        plain = (bool, int, float, str, type(None))
+        return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}
 
     def evaluate_clients(self) -> list[dict[str, float]]:
         """Return the model's loss, accuracy and your metrics at each client.

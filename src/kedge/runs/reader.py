@@ -80,7 +80,7 @@ class StoredRun:
 
     path: Path
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The sections of `config.toml`; empty if `simulate` was called without a configuration."""
+    """The sections of `config.toml`. In that of a run made in Python, the section python lists what is missing."""
     rows: list[Row] = field(default_factory=list)
     """One row per evaluated round."""
     summary: dict[str, Any] | None = None
@@ -148,7 +148,7 @@ def read_runs(folder: str | os.PathLike[str]) -> list[StoredRun]:
     """Read all runs in a folder and below it, in the order of their paths; links are not followed."""
     if not Path(folder).is_dir():
         raise UsageError(f"{folder} is not a folder")
-    return [read_run(path) for path in _runs_below(Path(folder))]
+    return [read_run(path) for path in runs_below(Path(folder))]
 
 
 def is_run(path: Path) -> bool:
@@ -156,7 +156,8 @@ def is_run(path: Path) -> bool:
     return any(os.path.lexists(path / name) for name in (CONFIG, FINGERPRINT, METRICS))
 
 
-def _runs_below(folder: Path) -> Iterator[Path]:
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Find the runs in a folder and below it, in the order of their paths; links are not followed."""
     for name, folders, _ in os.walk(folder):
         if is_run(Path(name)):
             folders.clear()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from kedge.client import Metric
 from kedge.errors import FailedRunError, UsageError
 from kedge.runs.reader import Row
 from kedge.simulator import Simulation
-from kedge.simulator.evaluate import Metric
 
 if TYPE_CHECKING:
     from pandas import DataFrame

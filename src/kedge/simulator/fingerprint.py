@@ -40,7 +40,7 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
         "algorithm file": getattr(sys.modules.get(type(run.algorithm).__module__), "__sha256__", None),
         "server state": ", ".join(type(run.moment.state)._fields),
         "client state": ", ".join(name for name in run.row_template if name != "clients"),
-        **{name.replace("_", " "): _plain_setting(value) for name, value in run.settings.model_dump().items()},
+        **{name.replace("_", " "): _plain_setting(value) for name, value in run.settings.values().items()},
         **_functions(run),
         "loss": _said(run.loss),
         "loss code": code(run.loss),
@@ -60,10 +60,12 @@ def _plain_setting(value: Any) -> Any:
 
 
 def _functions(run: Simulation) -> dict[str, str]:
-    """Return the code of schedules that are the user's own functions."""
+    """Return the user's own code in schedules and local updates."""
     found = {**run.algorithm.scheduled, "weight_decay": run.settings.weight_decay}
     own = {name: value.function for name, value in found.items() if isinstance(value, Schedule)}
-    return {f"{name} code": code(function) for name, function in own.items() if function is not None}
+    codes = {f"{name} code": code(function) for name, function in own.items() if function is not None}
+    update = run.settings.local_update
+    return codes | ({} if update is None else {"local update code": code(update)})
 
 
 def data_fingerprint(federation: Federation) -> dict[str, str]:

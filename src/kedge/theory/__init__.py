@@ -3,6 +3,7 @@
 What it says and how it was checked is in docs/theory.md.
 """
 
+from kedge.theory.advice import Advice, Trial, advise, try_rates
 from kedge.theory.constants import Constants
 from kedge.theory.diagnostics import Diagnose
 from kedge.theory.measuring import At, Measured, measure
@@ -11,6 +12,7 @@ from kedge.theory.theorems import Condition, TheorySettings, settings
 
 __all__ = [
     "RATES",
+    "Advice",
     "At",
     "Condition",
     "Constants",
@@ -18,7 +20,10 @@ __all__ = [
     "Measured",
     "Rate",
     "TheorySettings",
+    "Trial",
+    "advise",
     "measure",
     "rates",
     "settings",
+    "try_rates",
 ]

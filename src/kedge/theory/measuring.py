@@ -25,7 +25,7 @@ from kedge.simulator import Simulation
 from kedge.theory.constants import Constants
 from kedge.theory.oracle import Eigenvalue, Oracle, Part, power_iteration
 
-CLIENTS, CURVED, SAMPLES, MINIBATCHES, DESCENT = 100, 40, 8192, 400, 40
+CLIENTS, CURVED, SAMPLES, MINIBATCHES, DESCENT = 100, 20, 4096, 400, 40
 """The most clients whose gradients and whose Hessians are measured, samples of all Hessians, minibatches per point, and
 steps of the final descent."""
 
@@ -114,7 +114,7 @@ def measure(
 
     The points are x^0 and others of a trial run: ten rounds of FedAvg with eta = 1/L, at most 20 clients per round.
     Gradients of clients are exact, on all of their samples. Curvatures come from power iteration with Hessian-vector
-    products, on at most 8,192 samples in all. With more than 100 clients, 100 of them are measured.
+    products, on at most 20 clients and 4,096 samples in all. With more than 100 clients, 100 of them are measured.
 
     Args:
         model: any module; its parameters are x^0.
@@ -143,6 +143,12 @@ def measure(
     # Also checks the model, the data, the cohort and the batch size.
     Simulation(model, federation, FedAvg(eta=1.0), rules, loss, threads=1).close()
     measurer = _Measurer(Oracle(model, federation, loss, weight_decay, seed), rules)
+    with measurer.oracle.on_one_thread():
+        return _measured(measurer, model, federation, loss, points)
+
+
+def _measured(measurer: "_Measurer", model: nn.Module, federation: Federation, loss: Loss, points: int) -> Measured:
+    rules = measurer.rules
     first = measurer.at(0, measurer.oracle.initial)
     found, last = [first], measurer.oracle.initial
     if points > 1:

@@ -121,6 +121,16 @@ class Oracle:
         yield group
 
     @contextmanager
+    def on_one_thread(self) -> Iterator[None]:
+        """Compute with one thread, if the model is small: many small products are slower with several."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if self._is_small else threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    @contextmanager
     def _repeatable(self) -> Iterator[None]:
         """Let a model that draws random numbers draw the same ones every time."""
         with torch.random.fork_rng(devices=[]):

@@ -132,6 +132,14 @@ async function copy(format) {
   return "Copied.";
 }
 
+// What is drawn anew keeps the keyboard's place.
+function keepingFocus(action) {
+  const active = document.activeElement, home = active && active.closest("#legend, #table, #run-table");
+  const place = home ? [...home.querySelectorAll("button")].indexOf(active) : -1;
+  action();
+  if (place >= 0) home.querySelectorAll("button")[place]?.focus({ preventScroll: true });
+}
+
 // A live page asks its server for news; the answer is empty while nothing has changed.
 async function follow() {
   let seen = "";
@@ -143,7 +151,7 @@ async function follow() {
       if (answer.status === 200) {
         seen = answer.headers.get("x-seen");
         report = await answer.json();
-        fill();
+        keepingFocus(fill);
       } else if (answer.status !== 204) throw new Error(`the server answers ${answer.status}`);
       status.textContent = report.runs.length ? "Live: this page follows the runs." : "Live: there are no runs yet.";
     } catch {

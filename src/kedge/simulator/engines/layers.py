@@ -119,15 +119,24 @@ class KnownLoss:
 
     delta: Callable[[Tensor, Tensor, Tensor], Tensor]  # (output, target, where to write)
     factor: Callable[[int, int], float]  # (samples, outputs)
+    value: Callable[[Tensor, Tensor], Tensor]  # (output, target): the loss of each sample
+
+
+def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:
+    # With the classes first: torch is ten times as fast there as with a few classes last.
+    logs = torch.log_softmax(output.movedim(-1, 0).contiguous(), 0)
+    return logs.mul_(target.movedim(-1, 0)).sum(0).neg_()
 
 
 CROSS_ENTROPY = KnownLoss(
     lambda output, target, out: torch.softmax(output, -1, out=out).sub_(target),
     lambda samples, _: 1 / samples,
+    _cross_entropies,
 )
 SQUARED_ERROR = KnownLoss(
     lambda output, target, out: torch.sub(output, target, out=out),
     lambda samples, outputs: 2 / (samples * outputs),
+    lambda output, target: (output - target).square().mean(-1),
 )
 
 

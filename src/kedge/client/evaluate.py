@@ -1,0 +1,115 @@
+"""Loss, accuracy and a user's own metrics of a model on some samples."""
+
+import copy
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kedge.client.steps import Loss
+from kedge.errors import UsageError, shown
+
+CHUNK = 2048
+
+Metric = Callable[[Any, Tensor], Any]
+"""metric(outputs, targets) over the whole evaluation set returns a number. An object with reset, update and compute,
+such as those of torchmetrics, is fed chunk by chunk instead."""
+
+RESERVED = ("loss",)
+"""Names that no metric can have: a loss that is not finite ends the run."""
+
+
+def check_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
+    """Return the metrics by name, or say in one sentence why they are none."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise UsageError(f"metrics is {shown(metrics)}, but must be a dict of names and functions")
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+            raise UsageError(f"a metric is called {shown(name)}, but its name must be a word other than loss")
+        if isinstance(metric, type) or not callable(metric):
+            raise UsageError(f"the metric {name} is {shown(metric)}, but must be a function of outputs and targets")
+    return dict(metrics)
+
+
+def evaluate(
+    module: nn.Module, loss: Loss, features: Tensor, labels: Tensor, metrics: Mapping[str, Metric] | None = None
+) -> dict[str, float]:
+    """Return the mean loss, for integer labels and a row of scores per sample the accuracy, and the metrics."""
+    module.eval()
+    total, right, scored = 0.0, 0, False
+    own = [_Measured(name, metric) for name, metric in (metrics or {}).items()]
+    with torch.inference_mode():
+        for x, y in zip(torch.split(features, CHUNK), torch.split(labels, CHUNK), strict=True):
+            output = module(x)
+            total += float(loss(output, y)) * len(y)
+            scored = isinstance(output, Tensor) and output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+            if scored:
+                right += int((output.argmax(dim=1) == y).sum())
+            for one in own:
+                one.add(output, y)
+        found = {"loss": total / len(labels)}
+        if scored:
+            found["accuracy"] = right / len(labels)
+        return found | {one.name: one.value() for one in own}
+
+
+class _Measured:
+    """One metric during an evaluation."""
+
+    def __init__(self, name: str, metric: Any) -> None:
+        self.name, self._metric = name, metric
+        self._keeps = all(callable(getattr(metric, part, None)) for part in ("reset", "update", "compute"))
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        if self._keeps:
+            self._metric = copy.deepcopy(metric)  # the user's own keeps what it has seen
+            self._metric.reset()
+
+    def add(self, outputs: Any, targets: Tensor) -> None:
+        """Take the outputs of some samples."""
+        if self._keeps:
+            self._tried(self._metric.update, outputs, targets)
+            return
+        if not isinstance(outputs, Tensor):
+            raise UsageError(f"the metric {self.name} needs one tensor, but the output is a {type(outputs).__name__}")
+        self._outputs.append(outputs)
+        self._targets.append(targets)
+
+    def value(self) -> float:
+        """Return the metric of all that was added."""
+        if self._keeps:
+            value = self._tried(self._metric.compute)
+        else:
+            value = self._tried(self._metric, torch.cat(self._outputs), torch.cat(self._targets))
+        count = value.numel() if isinstance(value, Tensor) else getattr(value, "size", None)
+        if count == 1:
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+            raise UsageError(f"the metric {self.name} returned {said}, but it must be one number")
+        return float(value)
+
+    def _tried(self, function: Callable[..., Any], *arguments: Tensor) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            shapes = " and ".join(str(tuple(each.shape)) for each in arguments if isinstance(each, Tensor))
+            place = f" on outputs and targets of shapes {shapes}" if shapes else ""
+            raise UsageError(f"the metric {self.name} fails{place}: {type(error).__name__}: {error}") from error
+
+
+def summarised(rows: Sequence[Mapping[str, float]], kind: str) -> dict[str, float]:
+    """Return mean and worst tenth of every column; of a loss, the largest are the worst."""
+    found = {}
+    for name in rows[0]:
+        values = np.sort([row[name] for row in rows])
+        if "loss" in name:
+            values = values[::-1]
+        found[f"{kind}_{name}"] = float(values.mean())
+        found[f"{kind}_{name}_worst_decile"] = float(values[: max(1, len(values) // 10)].mean())
+    return found

@@ -1,0 +1,215 @@
+"""How a server gathers replies from the nodes of a federation."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from logging import WARNING
+from typing import Any
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from kedge.errors import UsageError
+from kedge.exchange import Effort
+from kedge.flower.agreement import Agreement
+from kedge.flower.fleet import Activation, Fleet, pulled
+from kedge.flower.versions import FRESH
+from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, refusal, unpack, unpack_buffers
+from kedge.round import OPENING, Question, Reply, Rounds, Total, nbytes
+from kedge.shards import Sums
+
+POLL = 0.1
+"""Seconds between looks for replies."""
+
+ENOUGH = 4
+"""The fewest replies among which an outlier can be told."""
+
+
+class TooFewError(RuntimeError):
+    """An exchange without enough replies: the round is to be played again from its start."""
+
+
+@dataclass
+class Counted:
+    """Which version of its state each client has, as the server counts them."""
+
+    now: dict[int, str] = field(default_factory=dict)
+    kept: dict[int, str] = field(default_factory=dict)
+    """As the last checkpoint has them."""
+
+    def settle(self) -> None:
+        """The present ones are on disk."""
+        self.kept = dict(self.now)
+
+    def roll_back(self) -> None:
+        """Return to those of the checkpoint."""
+        self.now = dict(self.kept)
+
+
+class Gatherer:
+    """Asks clients through a Grid. A reply counts as soon as the server has folded it; no client is told so."""
+
+    def __init__(
+        self, grid: Grid, fleet: Fleet, agreed: Agreement, rounds: Callable[[], Rounds], x: Tensor, experiment: str,
+        epoch: int, versions: Counted, sleep: Callable[[float], Any] = time.sleep,
+    ) -> None:  # fmt: skip
+        self.fleet, self.versions = fleet, versions
+        self.silent: set[int] = set()
+        """Whose replies the last exchange has not heard."""
+        self.metrics: list[Told] = []
+        """What the clients of this round found on their own test data."""
+        self.sent = 0
+        self.received = 0
+        """Bytes of vectors, as they travelled."""
+        self._grid, self._agreed, self._rounds, self._x, self._sleep = grid, agreed, rounds, x, sleep
+        self._experiment, self._epoch = experiment, epoch
+        self._questions = 0
+        self._attempt = ""
+        self._evaluate = False
+        self._told: dict[int, dict[str, Tensor]] = {}
+        self._heard: set[int] = set()
+        self._stateful = len(agreed.algorithm.at(0).init_client(torch.zeros(2))) > 0
+        algorithm = agreed.algorithm
+        self._layouts = lru_cache(64)(lambda exchange: Layouts.of(algorithm, exchange, x))
+
+    def begin(self, *, evaluate: bool = False) -> None:
+        """Begin an attempt at a round."""
+        self.metrics, self._told, self._heard, self._evaluate = [], {}, set(), evaluate
+        self._attempt = self._tag()
+
+    def _tag(self) -> str:
+        self._questions += 1
+        return f"{self._epoch:06d}-{self._questions:010d}"
+
+    def __call__(self, question: Question, clients: list[int]) -> Total:
+        """Return the sum of the replies that came in time and are as they must be."""
+        tag, exchange, rounds = self._tag(), question.exchange, self._rounds()
+        replies = self._plausible(self._collected(question, clients, tag))
+        self.silent = set(clients) - replies.keys()
+        full, asked = self._agreed.algorithm.full_participation, len(clients)
+        least = asked if full else min(self._agreed.flower.min_replies, asked)
+        if len(replies) < least:
+            raise TooFewError(f"{len(replies)} of {asked} clients replied, but {least} must")
+        if self._stateful:
+            # Its state would keep half a round: the others' must not count this half.
+            if lost := self._heard & self.silent:
+                raise TooFewError(f"clients {sorted(lost)} replied at first, but then no more")
+            self._heard |= replies.keys()
+            self.versions.now |= dict.fromkeys(replies, tag)
+        heard = sorted(replies)
+        sums = Sums([(0, rounds.settings.shards)])
+        for client in heard:
+            weight = rounds.weight(exchange, client)
+            sums.add(rounds.shard(client), rounds.summands(question, replies.pop(client), weight))
+        (values,) = sums.finished().values()
+        return Total(values, heard)
+
+    # ---- asking
+
+    def _collected(self, question: Question, clients: list[int], tag: str) -> dict[int, Reply]:
+        """Ask, ask again who was started anew meanwhile, and return the replies that are fit to be summed."""
+        end = time.monotonic() + self._agreed.flower.deadline
+        messages, enough = self._messages(question, clients, tag), self._enough(question, clients)
+        owed, waiting, replies = set(clients), dict[str, int](), dict[int, Reply]()
+        sent: set[tuple[int, Activation]] = set()
+        while owed and len(replies) < enough and time.monotonic() < end:
+            self.fleet.look()
+            waiting |= self._send(messages, owed, sent, end)
+            for message in pulled(self._grid, waiting):
+                client = waiting.pop(message.metadata.reply_to_message_id)  # an error may come from another node
+                if client not in owed or (message.has_error() and client in waiting.values()):
+                    continue
+                owed.discard(client)
+                try:
+                    replies[client] = self._reply(message, question, client, tag)
+                except UsageError as error:
+                    log(WARNING, "round %s: the reply of client %s is dropped: %s", question.round, client, error)
+            if not waiting and not any(self.fleet.activation(client) for client in owed):
+                break  # whoever still owes a reply is not connected
+            if owed and len(replies) < enough:
+                self._sleep(POLL)
+        if owed and len(replies) < enough:
+            log(WARNING, "round %s: no reply of clients %s", question.round, sorted(owed))
+        return replies
+
+    def _enough(self, question: Question, clients: list[int]) -> int:
+        """Return how many replies end the waiting: with over-sampling, as many as the cohort has."""
+        if question.round == OPENING or question.exchange.cohort != "sampled" or not self._agreed.flower.oversample:
+            return len(clients)
+        return min(len(clients), self._agreed.settings.cohort or self._agreed.clients)
+
+    def _messages(self, question: Question, clients: list[int], tag: str) -> dict[int, RecordDict]:
+        """Return what to send: of the vectors, those that the round has not told a client yet."""
+        exchange, fields = question.exchange, question.down._asdict()
+        buffers = question.buffers if exchange.effort(Effort(1)).steps else None
+        if exchange.cohort == "everyone":
+            self._told.clear()
+        vectors: dict[tuple[str, ...], RecordDict] = {}  # the same object for all who get the same
+        messages = {}
+        for client in clients:
+            told = self._told.setdefault(client, {})
+            new = tuple(name for name, value in fields.items() if told.get(name) is not value)
+            told |= fields
+            asked = Asked(
+                rules=self._agreed.rules, experiment=self._experiment, client=client, round=question.round,
+                exchange=question.number, tag=tag, base=self.versions.now.get(client, FRESH),
+                keep=self.versions.kept.get(client, FRESH), attempt=self._attempt,
+                evaluate=self._evaluate and question.number == 0,
+            )  # fmt: skip
+            if new not in vectors:
+                vectors[new] = pack(asked, {name: fields[name] for name in new}, buffers)
+            messages[client] = RecordDict({**vectors[new], **pack(asked, {})})
+        return messages
+
+    def _send(
+        self, messages: Mapping[int, RecordDict], owed: set[int], sent: set[tuple[int, Activation]], end: float
+    ) -> dict[str, int]:
+        """Send to every node that owes a reply and was not asked yet; return the messages' names."""
+        found = ((client, self.fleet.activation(client)) for client in sorted(owed))
+        due = [(client, one) for client, one in found if one is not None and (client, one) not in sent]
+        if not due:
+            return {}
+        sent.update(due)
+        ttl = max(1.0, end - time.monotonic())
+        out = [Message(messages[client], one.node, "train", ttl=ttl) for client, one in due]
+        self.sent += sum(payload(messages[client]) for client, _ in due)
+        return dict(zip(self._grid.push_messages(out), (client for client, _ in due), strict=True))
+
+    # ---- reading
+
+    def _reply(self, message: Message, question: Question, client: int, tag: str) -> Reply:
+        """Return a reply if it is as it must be."""
+        if message.has_error():
+            raise UsageError(f"{message.error.reason or 'no reason'} (code {message.error.code})")
+        content, exchange = message.content, question.exchange
+        if (reason := refusal(content)) is not None:
+            raise UsageError(reason)
+        told = about(content, Told)
+        if (told.client, told.tag) != (client, tag):
+            raise UsageError("it answers another question")
+        up = self._rounds().form(exchange).up(**unpack(content, self._layouts(exchange).up))
+        trained = bool(exchange.effort(Effort(1)).steps)
+        like = question.buffers if trained else question.buffers[:0]
+        buffers = unpack_buffers(content, like) if trained else question.buffers
+        self.received += payload(content)
+        if told.test_samples:
+            self.metrics.append(told)
+        return Reply(client, up, None, buffers, nbytes([*up, *([buffers] if trained else [])]), told.gradients)
+
+    def _plausible(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Leave out replies with an absurd norm, if that is asked for."""
+        most = self._agreed.flower.z_score
+        if most is None or len(replies) < ENOUGH:
+            return replies
+        norms = {client: sum(float(v.double().square().sum()) for v in r.up) ** 0.5 for client, r in replies.items()}
+        middle = statistics.median(norms.values())
+        spread = 1.4826 * statistics.median(abs(norm - middle) for norm in norms.values()) + 1e-3 * middle
+        for client, norm in norms.items():
+            if norm - middle > most * spread:
+                log(WARNING, "the reply of client %s is dropped: its norm is %g, the median %g", client, norm, middle)
+        return {client: reply for client, reply in replies.items() if norms[client] - middle <= most * spread}
