@@ -57,7 +57,7 @@ def try_versions(which: str, place: Path, suite: list[str]) -> int:
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     python = environment / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-deps", ROOT], check=True)
+    subprocess.run([*pip, "--no-deps", "--editable", ROOT], check=True)
     subprocess.run([*pip, *requirements(which)], check=True)
     subprocess.run([python, "-m", "pip", "check"], check=True)
     listed = subprocess.run(
