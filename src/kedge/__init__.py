@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.runs.simulate import simulate
     from kedge.settings import Settings
     from kedge.simulator import Answer, Simulation
+    from kedge.transforms import Privacy, ReplyTransform, TopK
 
     __version__: str
 
@@ -80,6 +81,7 @@ _HOMES = (
     "runs.simulate",
     "settings",
     "simulator",
+    "transforms",
 )
 """The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
@@ -136,6 +138,8 @@ __all__ = [
     "MimeMVR",
     "Nothing",
     "Personal",
+    "Privacy",
+    "ReplyTransform",
     "Result",
     "Scaffold",
     "ScaffoldM",
@@ -147,6 +151,7 @@ __all__ = [
     "SlowMo",
     "Stem",
     "StoredRun",
+    "TopK",
     "UsageError",
     "Vector",
     "build_model",

@@ -256,6 +256,40 @@ def watch(
     watch(folder, port, terminal=terminal, open_=open_)
 
 
+def export(
+    runs: Runs,
+    format_: Annotated[
+        str, typer.Option("--format", help="csv or parquet (every row), or latex (the results).")
+    ] = "csv",
+    out: Annotated[Path | None, typer.Option(help="A new file. Default: standard output.", show_default=False)] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Target of the LaTeX table. [95 % of the best]", show_default=False)
+    ] = None,
+) -> None:
+    """Write runs as a table for other programs: CSV, Parquet, or LaTeX with booktabs."""
+    from kedge.cli.export import export
+
+    export(runs, format_, out, target)
+
+
+def export_model(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", show_default=False)],
+    format_: Annotated[str, typer.Option("--format", help="safetensors, torch-export or onnx.")] = "safetensors",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new file. Default: model.safetensors, model.pt2 or model.onnx.", show_default=False),
+    ] = None,
+    trust: consent.Trust = False,
+) -> None:
+    """Write the model of a run for other programs.
+
+    For torch-export and onnx, the model is built again from the run's configuration, and the number of samples is free.
+    """
+    from kedge.cli.export import export_model
+
+    export_model(run, format_, out, trust=trust)
+
+
 THEORY = "Constants"
 
 

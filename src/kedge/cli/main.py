@@ -45,7 +45,7 @@ def common(
 
 for _command in (
     commands.run, commands.resume, commands.compare, commands.sweep, commands.algorithms, commands.partition,
-    commands.diagnose, commands.reproduce, commands.report, commands.watch,
+    commands.diagnose, commands.reproduce, commands.report, commands.watch, commands.export, commands.export_model,
 ):  # fmt: skip
     app.command()(_command)
 

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
+from kedge.client.trial import Trial
 from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -77,9 +78,12 @@ class Simulation:
         self.federation = federation.to(dtype, place, channels_last=convolves(model, federation.features))
         self._check()
         self.flat = FlatModule(model, place)
-        self.random = self._tried()
+        trial = self._tried()
+        self.random, self.loss = trial.random or self.federation.is_lazy, trial.loss
         x = self.flat.initial
-        rules = Rules.of(algorithm, self.settings, self.flat.places, x, self.random)
+        rules = Rules.of(
+            algorithm, self.settings, self.flat.places, x, self.random, statistics=self.flat.buffers.numel() > 0
+        )
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes, hidden=rules.hidden)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
@@ -87,14 +91,14 @@ class Simulation:
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
-    def _tried(self) -> bool:
-        """Try the model on the smallest client; return whether it draws random numbers."""
+    def _tried(self) -> Trial:
+        """Try the model on the smallest client."""
         data, size = self.federation, self.settings.batch_size
         smallest = int(data.sizes.argmin())
         rows = data.indices[smallest][:size]
         labels = [data.labels] if data.test is None else [data.labels, data.test[1]]
         who = f"batch_size is {size}" if size else f"client {smallest} has {len(rows)} sample"
-        return try_model(self.flat, data.features[rows], data.labels[rows], self.loss, labels, who)
+        return try_model(self.flat, *data.samples.take(rows), self.loss, labels, who)
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
