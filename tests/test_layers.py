@@ -10,22 +10,23 @@ import pytest
 import kedge
 
 ROOT = Path(kedge.__file__).parent
-SMALL = {"errors", "checks", "keyed"}
+SMALL = {"errors", "checks", "keyed", "samples"}
 CORE = SMALL | {
     "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
-    "shards", "calls", "schedules", "local_updates", "rules", "probe",
+    "shards", "calls", "schedules", "local_updates", "rules", "probe", "transforms",
 }  # fmt: skip
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
     "keyed": {"checks", "errors"},
+    "samples": {"checks", "errors"},
     "files": {"errors"},
     "own_code": {"errors"},
     "problem": SMALL,
     "algorithms": CORE | {"own_code"},
     "client": CORE,
     "simulator": CORE | {"client", "files", "problem"},
-    "flower": CORE | {"algorithms", "client", "files", "own_code", "runs"},
+    "flower": CORE | {"algorithms", "client", "files", "own_code", "problem", "runs"},
     "theory": CORE | {"algorithms", "client", "problem", "simulator"},
     "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms", "theory"},
     "callbacks": CORE | {"files", "runs"},

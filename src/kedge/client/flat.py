@@ -8,6 +8,7 @@ are averaged separately.
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +89,10 @@ class FlatModule:
         return result.eval()
 
 
-def convolves(model: nn.Module, features: Tensor) -> bool:
+def convolves(model: nn.Module, features: Any) -> bool:
     """Whether the model has image convolutions, which are faster if the channels of a pixel are stored together."""
-    return features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
+    images = isinstance(features, Tensor) and features.ndim == 4
+    return images and any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def frozen(model: nn.Module) -> list[nn.Module]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.algorithm import Algorithm
 from kedge.algorithms import make_algorithm
@@ -278,17 +278,22 @@ def problem_of(config: Config) -> Problem:
         made = make(data.clients, seed=config.run.seed, **own)
         return Problem(made.model, made.federation, made.loss)
     federation, name, seed = federation_of(config), model_name(config), config.run.seed
-    shape, classes = tuple(federation.features.shape[1:]), _outputs(federation)
+    plain, classes = isinstance(federation.features, Tensor), _outputs(federation)
+    shape = tuple(federation.features.shape[1:]) if plain else None
     if found := places(name):
         model = own_model(found[0], options | {"input_shape": shape, "classes": classes}, seed)
+    elif shape is None or classes is None:
+        raise UsageError(f"the model is {name}, but this data needs one of your own: --model file.py:function")
     else:
         model = build_model(name, shape, classes, seed=seed, **options)
     return Problem(model, federation, loss_of(config.model.loss))
 
 
-def _outputs(federation: Federation) -> int:
-    """Return how many outputs a model of this data has: the classes, or the numbers of a target."""
+def _outputs(federation: Federation) -> int | None:
+    """Return how many outputs a model of this data has: the classes, or the numbers of a target; None if unknown."""
     labels = federation.labels
+    if not len(labels):
+        return None
     return labels[0].numel() if labels.is_floating_point() or labels.ndim > 1 else int(labels.max()) + 1
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
+from kedge.client.trial import Trial
 from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -77,9 +78,12 @@ class Simulation:
         self.federation = federation.to(dtype, place, channels_last=convolves(model, federation.features))
         self._check()
         self.flat = FlatModule(model, place)
-        self.random = self._tried()
+        trial = self._tried()
+        self.random, self.loss = trial.random or self.federation.is_lazy, trial.loss
         x = self.flat.initial
-        rules = Rules.of(algorithm, self.settings, self.flat.places, x, self.random)
+        rules = Rules.of(
+            algorithm, self.settings, self.flat.places, x, self.random, statistics=self.flat.buffers.numel() > 0
+        )
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes, hidden=rules.hidden)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
@@ -87,14 +91,14 @@ class Simulation:
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
-    def _tried(self) -> bool:
-        """Try the model on the smallest client; return whether it draws random numbers."""
+    def _tried(self) -> Trial:
+        """Try the model on the smallest client."""
         data, size = self.federation, self.settings.batch_size
         smallest = int(data.sizes.argmin())
         rows = data.indices[smallest][:size]
         labels = [data.labels] if data.test is None else [data.labels, data.test[1]]
         who = f"batch_size is {size}" if size else f"client {smallest} has {len(rows)} sample"
-        return try_model(self.flat, data.features[rows], data.labels[rows], self.loss, labels, who)
+        return try_model(self.flat, *data.samples.take(rows), self.loss, labels, who)
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
@@ -163,6 +167,18 @@ class Simulation:
         self.flat.buffers.copy_(self.moment.buffers)
         return self.flat.module
 
+    def module_of(self, client: int) -> nn.Module:
+        """Return `module_now` as a client sees it, with its personal layers."""
+        module, update = self.module_now(), self._crew.rules.update
+        if update is not None and update.hidden():
+            self.flat.bind(self._entered(client))
+        return module
+
+    def _entered(self, client: int) -> Tensor:
+        update, x = self._crew.rules.update, self.moment.state.x
+        rows = {name: vector.unsqueeze(0) for name, vector in self.client(client).items()}
+        return x if update is None else update.enter(x, rows).view(-1)
+
     def evaluate(self, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
         """Return the current model's loss, accuracy and your own metrics on the test set."""
         if self.federation.test is None:
@@ -171,7 +187,7 @@ class Simulation:
 
     def evaluate_clients(self, metrics: Mapping[str, Metric] | None = None) -> list[dict[str, float]]:
         """Return the same at each client: on the clients' test sets if there are any, else on their own data."""
-        return each_client(self.module_now(), self.loss, self.federation, check_metrics(metrics))
+        return each_client(self.module_of, self.loss, self.federation, check_metrics(metrics))
 
     def __repr__(self) -> str:
         return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
@@ -186,11 +202,7 @@ class Simulation:
 
     def client_model(self, number: int) -> nn.Module:
         """Return the current model as a client sees it, with its personal layers: an independent copy."""
-        kept, x = self.client(number), self.moment.state.x
-        if self._crew.rules.update is not None:
-            rows = {name: vector.unsqueeze(0) for name, vector in kept.items()}
-            x = self._crew.rules.update.enter(x, rows)[0]
-        return self.flat.exported(x, self.moment.buffers)
+        return self.flat.exported(self._entered(number), self.moment.buffers)
 
     def description(self) -> str:
         """Describe how the clients are run."""

@@ -55,7 +55,9 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
             arrays = {name: content[name] for name in content.files}
     except FileNotFoundError:
         raise UsageError(f"the data set {path} does not exist") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError, MemoryError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # damaged bytes make zipfile, zlib and NumPy's parser fail in a dozen ways
         raise UsageError(f"the data set {path} cannot be read: {error}") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
@@ -65,6 +67,8 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
 
 def _pair(path: Path, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
     x, y = tensor(features, f"the features of {path}"), tensor(labels, f"the labels of {path}")
+    if x.is_complex() or y.is_complex():
+        raise UsageError(f"{path} has complex numbers, but features and labels must be real")
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or not len(y):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise UsageError(f"{path} has features and labels of shapes {shapes}, but needs one label per sample")
