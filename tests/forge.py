@@ -2,9 +2,11 @@
 
 import gzip
 import hashlib
+import io
 import json
 import pickle
 import random
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -171,6 +173,26 @@ def cifar(dice: Dice) -> tuple[bool, bytes]:
         place = dice.choice([dice.randrange(min(300, len(content))), len(content) - dice.randrange(1, 60)])
         return True, content[:place] + dice.choice(_OPCODES) + content[place:]
     return True, mutated(content, dice)
+
+
+def npz(dice: Dice) -> bytes:
+    """Return an archive of arrays: with odd arrays, odd headers within a sound archive, or mutated as a whole."""
+    samples = dice.choice([0, 1, 6, 6, 6])
+    labels = samples if dice.random() < 0.8 else dice.randrange(8)
+    arrays: dict[str, Any] = {"features": np.zeros((samples, 2)), "labels": np.zeros(labels, int)}
+    odd = [np.array("a"), np.array([None]), np.zeros(6, bool), np.full(6, np.nan), np.zeros(6, complex),
+           np.zeros((0, 2**40)), np.zeros(6, "M8[s]"), np.zeros(6, "i4,f8"), np.float16(1)]  # fmt: skip
+    name = dice.choice(["features", "labels", "test_features", "test_labels", "users", "../x", "X", "y"])
+    if dice.random() < 0.6:
+        arrays[name] = dice.choice(odd)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", dice.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
+        for each, array in arrays.items():
+            content = io.BytesIO()
+            np.save(content, array, allow_pickle=True)
+            raw = content.getvalue()
+            archive.writestr(f"{each}.npy", mutated(raw, dice) if dice.random() < 0.3 else raw)
+    return mutated(file.getvalue(), dice) if dice.random() < 0.4 else file.getvalue()
 
 
 # Directories of runs: a file per name, of which one is forged.

@@ -30,6 +30,7 @@ from kedge.cli.main import execute
 from kedge.errors import UsageError
 from kedge.problem.datasets.cifar import read_binary, read_pickled
 from kedge.problem.datasets.mnist import read_idx
+from kedge.problem.datasets.npz import load as load_npz
 from kedge.runs.config import check, load_toml, resolved
 from kedge.runs.grid import Choices, parse_grid, point_name
 from kedge.runs.sweep import SweepPlan, read_plan
@@ -160,6 +161,12 @@ def _cifar(dice: random.Random, folder: Path) -> bool:
     return True
 
 
+def _npz(dice: random.Random, folder: Path) -> bool:
+    (folder / "data.npz").write_bytes(forge.npz(dice))
+    load_npz(folder / "data.npz")
+    return True
+
+
 def _run(dice: random.Random, folder: Path) -> bool:
     (folder / "config.toml").write_text(forge.run_config(dice))
     return said_by(["run", str(folder / "config.toml"), "--out", str(folder / "out")]) == 0
@@ -221,7 +228,7 @@ def _configuration(files: forge.Files, dice: random.Random) -> forge.Files:
 
 @dataclass(frozen=True)
 class Target:
-    """Something that kedge reads, and how many of 34 inputs it gets: those that run something take longer."""
+    """Something that kedge reads, and how many of 38 inputs it gets: those that run something take longer."""
 
     feed: Feed
     share: int = 4
@@ -229,7 +236,7 @@ class Target:
 
 TARGETS = {
     "toml": Target(_toml), "set": Target(_set), "options": Target(_options), "grid": Target(_grid),
-    "sweep": Target(_sweep), "idx": Target(_idx), "cifar": Target(_cifar), "run": Target(_run, 1),
+    "sweep": Target(_sweep), "idx": Target(_idx), "cifar": Target(_cifar), "npz": Target(_npz), "run": Target(_run, 1),
     "config": Target(_resume(_configuration), 1),
     "manifest": Target(_resume(forge.manifest), 1), "state": Target(_resume(forge.state, False), 1),
     "metrics": Target(_resume(forge.lines), 1), "summary": Target(_resume(forge.summary, True), 1),

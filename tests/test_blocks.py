@@ -13,6 +13,7 @@ NOT_RUN = {
     ("README.md", "it installs packages"),
     ("docs/distributed.md", "it needs two machines"),
     ("docs/distributed.md", "it needs a Slurm cluster"),
+    ("docs/reports.md", "it serves a page until Ctrl-C"),
     ("docs/reproduce.md", "a figure takes minutes to days"),
 }
 """All the reasons on all the pages. Whoever adds one adds it here too, and explains why."""

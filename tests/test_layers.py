@@ -10,15 +10,16 @@ import pytest
 import kedge
 
 ROOT = Path(kedge.__file__).parent
-SMALL = {"errors", "checks", "keyed"}
+SMALL = {"errors", "checks", "keyed", "samples"}
 CORE = SMALL | {
     "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
-    "shards", "calls", "schedules",
+    "shards", "calls", "schedules", "local_updates", "rules", "probe",
 }  # fmt: skip
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
     "keyed": {"checks", "errors"},
+    "samples": {"checks", "errors"},
     "files": {"errors"},
     "own_code": {"errors"},
     "problem": SMALL,

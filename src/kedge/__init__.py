@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction, last_grad
     from kedge.errors import UsageError
     from kedge.exchange import Effort, Exchange, Heard, Local, Nothing
+    from kedge.local_updates import SAM, Adam, AdamW, ClientRates, Clip, HeavyBall, LocalUpdate, Personal, norms
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
     from kedge.questions import FullGradient
     from kedge.runs.live import CallbackError, LiveRun
@@ -70,6 +71,7 @@ _HOMES = (
     "costs",
     "direction",
     "exchange",
+    "local_updates",
     "problem",
     "questions",
     "runs.live",
@@ -94,11 +96,16 @@ __all__ = [
     "GRAD",
     "LAST_GRAD",
     "LED",
+    "SAM",
     "VRLSGD",
+    "Adam",
+    "AdamW",
     "Algorithm",
     "Answer",
     "CallbackError",
     "ClientIndices",
+    "ClientRates",
+    "Clip",
     "Cost",
     "Direction",
     "DivergedError",
@@ -118,14 +125,17 @@ __all__ = [
     "Federation",
     "FullGradient",
     "Heard",
+    "HeavyBall",
     "LiveRun",
     "Local",
+    "LocalUpdate",
     "MBStorm",
     "Mime",
     "MimeLite",
     "MimeLiteMVR",
     "MimeMVR",
     "Nothing",
+    "Personal",
     "Result",
     "Scaffold",
     "ScaffoldM",
@@ -148,6 +158,7 @@ __all__ = [
     "last_direction",
     "last_grad",
     "load_federation",
+    "norms",
     "quadratics",
     "read_run",
     "read_runs",

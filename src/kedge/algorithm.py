@@ -116,6 +116,9 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
     full_participation: ClassVar[bool] = False
     """Whether the algorithm is defined only if every client takes part in every round."""
 
+    any_solver: ClassVar[bool] = False
+    """Whether the rules use only where the local steps ended, so that any solver may take them, such as local Adam."""
+
     eta: float = hyper_eta()
 
     def __post_init__(self) -> None:

@@ -14,12 +14,15 @@ round. An engine sees only the coefficients and may fuse them as it likes.
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from kedge.errors import UsageError, shown
 
 Vector = Tensor
 """A flat vector: (d,) for one client, (S, d) for a cohort. Every rule is elementwise and serves both."""
@@ -64,7 +67,14 @@ class Direction:
             total = torch.add(total, vector, alpha=weight)
         return total
 
+    __array_ufunc__ = None  # numpy's numbers leave the arithmetic to this class
+
+    def __truediv__(self, scale: float) -> Direction:
+        _check_scale(scale)
+        return self * (1 / scale)
+
     def __add__(self, other: Direction | Vector) -> Direction:
+        _check_summand(other)
         if isinstance(other, Tensor):
             return replace(self, terms=(*self.terms, Term(1.0, other)))
         if self.memory and other.memory:
@@ -80,6 +90,7 @@ class Direction:
         )
 
     def __mul__(self, scale: float) -> Direction:
+        _check_scale(scale)
         return Direction(
             grad=scale * self.grad,
             anchors=tuple(anchor._replace(weight=scale * anchor.weight) for anchor in self.anchors),
@@ -93,6 +104,7 @@ class Direction:
         return self * -1.0
 
     def __sub__(self, other: Direction | Vector) -> Direction:
+        _check_summand(other)
         if isinstance(other, Tensor):
             return replace(self, terms=(*self.terms, Term(-1.0, other)))
         return self + (-other)
@@ -106,6 +118,28 @@ class Direction:
     def clean(self) -> Direction:
         """Drop anchors with coefficient zero, so that nobody evaluates them (beta = 1 costs no second gradient)."""
         return replace(self, anchors=tuple(anchor for anchor in self.anchors if anchor.weight))
+
+
+_AFFINE = (
+    "a direction is affine: a number times GRAD, GRAD plus a vector of the round; what changes a gradient in any other "
+    "way is a LocalUpdate"
+)
+
+
+def _check_scale(scale: object) -> None:
+    """Refuse a product that is not affine."""
+    if isinstance(scale, Direction):
+        raise UsageError(f"a direction is multiplied by a direction, but {_AFFINE}")
+    if isinstance(scale, Tensor):
+        raise UsageError(f"a direction is multiplied by a tensor of shape {tuple(scale.shape)}, but {_AFFINE}")
+    if not isinstance(scale, numbers.Real):
+        raise UsageError(f"a direction is multiplied by {shown(scale)}, but {_AFFINE}")
+
+
+def _check_summand(other: object) -> None:
+    """Refuse a sum that is not affine."""
+    if not isinstance(other, Direction | Tensor):
+        raise UsageError(f"{shown(other)} is added to a direction, but {_AFFINE}")
 
 
 def _merged(anchors: tuple[Anchor, ...]) -> tuple[Anchor, ...]:

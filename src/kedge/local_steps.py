@@ -3,12 +3,13 @@
 x_i^{r,k+1} = x_i^{r,k} - eta g_i^{r,k},   k = 0..K-1
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kedge.direction import Direction, Vector
 from kedge.exchange import Local, Needs
+from kedge.local_updates import LocalUpdate, Step
 
 Gradient = Callable[[Vector, int, bool], Vector]
 """gradient(x, k, second): the gradient at x of the minibatch of step k. The same k means the same minibatch and the
@@ -16,11 +17,25 @@ same dropout mask. ``second``: x is not the local model, so the call must have n
 stay the same). The result may be a buffer that the next call overwrites."""
 
 
-def local_steps(rule: Direction, start: Vector, eta: float, steps: int, gradient: Gradient, needs: Needs) -> Local:
-    """Run K = ``steps`` local steps from ``start``, for one client or for a cohort of equal effort."""
+def local_steps(
+    rule: Direction,
+    start: Vector,
+    eta: float,
+    steps: int,
+    gradient: Gradient,
+    needs: Needs,
+    update: LocalUpdate | None = None,
+    clients: Sequence[int] = (),
+) -> Local:
+    """Run K = ``steps`` local steps from ``start``, for one client or for a cohort of equal effort.
+
+    With an ``update``, ``start`` is (clients, d).
+    """
     rule = rule.clean()
     x = start.clone()
-    direction = torch.zeros_like(x) if rule.first is None else rule.first.expand_as(x).clone()
+    move = direction = torch.zeros_like(x) if rule.first is None else rule.first.expand_as(x).clone()
+    if update is not None:
+        gradient, memory = _updated(update, gradient), update.begin(x)
     previous = [_expanded(a.first, x) if a.point is None else None for a in rule.anchors]
     total = torch.zeros_like(x) if needs.mean_grad else None
     for k in range(steps):
@@ -51,17 +66,35 @@ def local_steps(rule: Direction, start: Vector, eta: float, steps: int, gradient
                 direction.add_(gradient(point, k, True), alpha=anchor.weight)
             previous[place] = x.clone() if point is None else point.copy_(x)
 
-        x.add_(direction, alpha=-eta)
+        if update is not None:
+            move, memory = update.step(direction, memory, Step(x, k, eta, clients))
+        x.add_(move, alpha=-eta)
     count = torch.as_tensor(steps, dtype=x.dtype, device=x.device)
     return Local(
         start,
         x,
         eta,
         count,
-        only_direction=direction if steps == 1 else None,
+        only_direction=move if steps == 1 else None,
         kept_mean_grad=None if total is None else total / count.clamp(min=1),
         kept_last_direction=direction if needs.last_direction else None,
     )
+
+
+def _updated(update: LocalUpdate, gradient: Gradient) -> Gradient:
+    """Return what takes the gradients that an algorithm gets; only the first one at a point may have side effects."""
+
+    def changed(x: Vector, k: int, second: bool) -> Vector:
+        taken = second
+
+        def at(point: Vector) -> Vector:
+            nonlocal taken
+            before, taken = taken, True
+            return gradient(point, k, before)
+
+        return update.gradient(x, at)
+
+    return changed
 
 
 def _expanded(point: Vector | None, x: Vector) -> Vector | None:

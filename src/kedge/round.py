@@ -8,6 +8,7 @@ Neither half knows where the other one is. Between them stands a `Gather`: this 
 federation.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,26 +19,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.algorithm import Algorithm
-from kedge.costs import fresh, rate, trace
+from kedge.costs import fresh, trace
 from kedge.direction import Direction, Vector
-from kedge.exchange import Effort, Exchange, Heard, Local, Needs
+from kedge.exchange import Effort, Heard, Local, Needs
 from kedge.forming import formed
 from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
+from kedge.local_updates import LocalUpdate, seen_through
+from kedge.rules import ASKED as ASKED
+from kedge.rules import AnyAlgorithm as AnyAlgorithm
+from kedge.rules import AnyExchange as AnyExchange
+from kedge.rules import Rules as Rules
+from kedge.rules import wire_size
 from kedge.schedules import at
 from kedge.settings import Settings
-
-AnyExchange = Exchange[Any, Any, Any, Any]
-AnyAlgorithm = Algorithm[Any, Any]
 
 OPENING = -1
 """The round of the exchanges before the first one."""
 
 FORMS = 64
 """How many forms of exchanges to remember."""
-
-ASKED = 1 << 32
-"""The number of an exchange asked outside the rounds: it draws minibatches that no exchange of a round draws."""
 
 
 class Question(NamedTuple):
@@ -48,6 +48,7 @@ class Question(NamedTuple):
     number: int  # of the exchange in its round
     down: Any
     buffers: Tensor  # BatchNorm's statistics, which are not part of the algorithms' vectors
+    measured: bool = False  # whether the clients report the loss of their minibatches
 
 
 class Reply(NamedTuple):
@@ -59,6 +60,8 @@ class Reply(NamedTuple):
     buffers: Tensor
     bytes: int  # sent up
     gradients: float  # minibatch gradients; a pass over n samples counts n / batch_size
+    loss: float = 0.0  # the sum of the losses of the minibatches, if the question is measured
+    measured: int = 0  # how many they are
 
 
 # ---- the client's half
@@ -77,6 +80,8 @@ class Work(NamedTuple):
     batches: NDArray[np.int64] | None  # client i, step k: its samples batches[i, k]; None: all of them
     seeds: NDArray[np.int64] | None  # of the dropout masks of client i, step k; None: the model draws nothing
     needs: Needs
+    update: LocalUpdate | None = None  # None: plain steps
+    measured: bool = False  # whether to return the losses
 
 
 class Done(NamedTuple):
@@ -85,6 +90,7 @@ class Done(NamedTuple):
     local: Local
     buffers: Tensor  # of a group of one
     gradients: int  # how often each client took a gradient
+    losses: Sequence[Sequence[float]] = ()  # of each client: the loss at every local model, if measured
 
 
 class Member(NamedTuple):
@@ -95,50 +101,43 @@ class Member(NamedTuple):
     state: Any
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What a client must know, in addition to a question, to answer it."""
-
-    algorithm: AnyAlgorithm
-    settings: Settings
-    random: bool = False  # whether the model draws random numbers (dropout)
-
-    def eta(self, question: Question) -> float:
-        """Return the local rate of an exchange, in its round."""
-        return rate(self.algorithm.at(question.round), question.exchange)
-
-    def effort(self, exchange: AnyExchange, samples: int) -> Effort:
-        """Return what a client with this many samples computes."""
-        return exchange.effort(Effort(int(self.settings.steps(np.array([samples]))[0])))
-
-
 def answer(
     rules: Rules, question: Question, needs: Needs, members: Sequence[Member], compute: Callable[[Work], Done]
 ) -> list[Reply]:
     """Answer for a group of clients of equal effort; ``compute`` runs their local steps. Nothing is committed."""
     exchange, down = question.exchange, question.down
     effort = rules.effort(exchange, members[0].samples)
-    own = _stacked([member.state for member in members])
-    rule, start = exchange.direction(down, own), exchange.start(down, own)
+    own, kept = rules.parted(_stacked([member.state for member in members]))
+    rule, start = exchange.direction(down, own), exchange.start(down, own).expand(len(members), -1)
+    begin, update = start, rules.update
+    if update is not None:
+        rule, begin = seen_through(update, rule, kept), update.enter(start, kept)
     clients = [member.client for member in members]
     done = compute(
         Work(
-            rule, start.expand(len(members), -1), question.buffers, rules.eta(question),
+            rule, begin, question.buffers, rules.eta(question),
             at(rules.settings.weight_decay, question.round), clients, effort.steps,
             _batches(rules.settings, question, members, effort),
-            _noise(rules.settings, question, clients, effort.steps) if rules.random else None, needs,
+            _noise(rules.settings, question, clients, effort.steps) if rules.random else None,
+            needs, rules.update_in(question), question.measured and effort.minibatches is not None,
         )
     )  # fmt: skip
-    up, own = exchange.reply(down, own, done.local)
+    local = done.local
+    if update is not None:
+        local, after = update.leave(start, local, kept)
+        kept = dict(after) if rules.trains(exchange) else kept
+    up, own = exchange.reply(down, own, local)
     # A row kept as a view would keep its whole group in memory.
-    states = [type(row)(*(vector.clone() for vector in row)) for row in _split(own, len(members))]
+    states = [type(row)(*(vector.clone() for vector in row)) for row in _split(rules.joined(own, kept), len(members))]
     trained = [done.buffers] if effort.steps else []
     return [
         Reply(
-            member.client, up, state, done.buffers, nbytes([*up, *trained]),
-            done.gradients * rules.settings.minibatches(effort, member.samples),
+            member.client, up, state, done.buffers, wire_size([*up, *trained], begin.shape[1], rules.hidden),
+            done.gradients * rules.settings.minibatches(effort, member.samples), sum(losses), len(losses),
         )
-        for member, up, state in zip(members, _split(up, len(members)), states, strict=True)
+        for member, up, state, losses in zip(
+            members, _split(up, len(members)), states, done.losses or [()] * len(members), strict=True
+        )
     ]  # fmt: skip
 
 
@@ -146,9 +145,9 @@ def _batches(
     settings: Settings, question: Question, members: Sequence[Member], effort: Effort
 ) -> NDArray[np.int64] | None:
     """Draw the samples of every client and step; None stands for a client's whole data."""
-    size = settings.batch_size
-    if size is None or effort.minibatches is None:
+    if settings.batch_size is None or effort.minibatches is None:
         return None
+    size = min(settings.batch_size, members[0].samples)  # the same for a group
     drawn = draw_minibatches(
         settings.seed, question.round, question.number, [member.client for member in members],
         samples=[member.samples for member in members],
@@ -208,6 +207,13 @@ class Moment(NamedTuple):
     bytes_down: int = 0
     bytes_up: int = 0
     gradients: float = 0.0
+    loss: float = 0.0  # the sum of the losses of the minibatches of the last round, where they were measured
+    measured: int = 0  # how many they are
+
+    @property
+    def train_loss(self) -> float:
+        """The mean loss of the minibatches that the last round trained on; not a number if it was not measured."""
+        return self.loss / self.measured if self.measured else math.nan
 
 
 class Total(NamedTuple):
@@ -235,6 +241,7 @@ class Rounds:
     settings: Settings
     sizes: NDArray[np.int64]  # each client's number of samples
     forms: bool = True  # whether a client that hears every round forms itself what follows from earlier messages
+    hidden: int = 0  # numbers of every vector that never leave a client
 
     @cached_property
     def _samples(self) -> int:
@@ -272,25 +279,30 @@ class Rounds:
         everyone = len(self.sizes)
         return sample_cohort(self.settings.seed, round, everyone, self.settings.cohort or everyone)
 
-    def play(self, moment: Moment, gather: Gather) -> Moment:
-        """Play the next round; before the first one, the opening. If gathering fails, ``moment`` is still valid."""
+    def play(self, moment: Moment, gather: Gather, *, measured: bool = False) -> Moment:
+        """Play the next round; before the first one, the opening. If gathering fails, ``moment`` is still valid.
+
+        If ``measured``, the new moment has the `train_loss` of the round.
+        """
         if moment.round == 0:
             moment = self.open(moment, gather)
-        return self.advance(moment, gather, self.cohort(moment.round))
+        return self.advance(moment, gather, self.cohort(moment.round), measured=measured)
 
     def open(self, moment: Moment, gather: Gather) -> Moment:
         """Play the exchanges before the first round."""
         return self._played(moment, self.algorithm.at(OPENING).opening(), OPENING, range(len(self.sizes)), gather)
 
-    def advance(self, moment: Moment, gather: Gather, cohort: Sequence[int]) -> Moment:
+    def advance(self, moment: Moment, gather: Gather, cohort: Sequence[int], *, measured: bool = False) -> Moment:
         """Play the next round with these clients, in the order in which they were drawn."""
         exchanges = self.algorithm.at(moment.round).exchanges(moment.round, self.settings.seed)
-        moment = self._played(moment, exchanges, moment.round, cohort, gather)
+        moment = moment._replace(loss=0.0, measured=0)
+        moment = self._played(moment, exchanges, moment.round, cohort, gather, measured=measured)
         return moment._replace(round=moment.round + 1)
 
     def _played(
-        self, moment: Moment, exchanges: Sequence[AnyExchange], round: int, sampled: Sequence[int], gather: Gather
-    ) -> Moment:
+        self, moment: Moment, exchanges: Sequence[AnyExchange], round: int, sampled: Sequence[int], gather: Gather,
+        *, measured: bool = False,
+    ) -> Moment:  # fmt: skip
         sent: dict[str, Any] = {}
         silent: set[int] = set()  # whose reply was awaited in vain: they have no further part in this round
         for number, exchange in enumerate(exchanges):
@@ -298,11 +310,12 @@ class Rounds:
             heard = [client for client in asked if client not in silent and not self._is_lost(round, client)]
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
-            question = self.question(moment, exchange, round, number)
+            question = self.question(moment, exchange, round, number)._replace(measured=measured)
             new = fresh(exchange, question.down, sent)
             message = [value for name, value in new.items() if round < 1 or (number, name) not in self._formed]
             message += [moment.buffers] if exchange.effort(Effort(1)).steps else []
-            moment = moment._replace(bytes_down=moment.bytes_down + len(asked) * nbytes(message))
+            size = wire_size(message, moment.state.x.numel(), self.hidden)
+            moment = moment._replace(bytes_down=moment.bytes_down + len(asked) * size)
             if heard:
                 total = gather(question, sorted(heard))
                 silent |= set(heard) - set(total.heard)
@@ -324,12 +337,12 @@ class Rounds:
         up = [value if weight == 1 else weight * value for value in reply.up]
         # As changes, so that what is constant stays the same to the bit.
         buffers = reply.buffers - question.buffers if reply.buffers.numel() else reply.buffers
-        return [*up, buffers, _numbers(reply.bytes, reply.gradients)]
+        return [*up, buffers, _numbers(reply.bytes, reply.gradients, reply.loss, reply.measured)]
 
     def layout(self, question: Question, x: Vector) -> list[Tensor]:
         """Return tensors of the shapes, dtypes and device of `summands`, for a model of the form of ``x``."""
         shapes = (x.shape if shape is None else shape for shape in self.form(question.exchange).shapes)
-        return [*(x.new_empty(shape) for shape in shapes), question.buffers, _numbers(0, 0)]
+        return [*(x.new_empty(shape) for shape in shapes), question.buffers, _numbers(0, 0, 0, 0)]
 
     def mean(self, question: Question, total: Total) -> Any:
         """Return the mean reply."""
@@ -338,13 +351,15 @@ class Rounds:
 
     def fold(self, moment: Moment, question: Question, total: Total) -> Moment:
         """Return what the server makes of the mean reply."""
-        *_, buffers, (sent, gradients) = total.values
+        *_, buffers, (sent, gradients, loss, measured) = total.values
         heard = Heard(total.replies / len(self.sizes), self._mean_steps)
         return moment._replace(
             state=question.exchange.fold(moment.state, self.mean(question, total), heard),
             buffers=moment.buffers + buffers / total.replies if buffers.numel() else moment.buffers,
             bytes_up=moment.bytes_up + int(sent),
             gradients=moment.gradients + float(gradients),
+            loss=moment.loss + float(loss),
+            measured=moment.measured + int(measured),
         )
 
     def shard(self, client: int) -> int:

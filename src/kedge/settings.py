@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kedge.checks import LARGEST, MOST, is_finite, limits, whole
 from kedge.errors import UsageError, shown, unknown
+from kedge.local_updates import LocalUpdate
+from kedge.local_updates import read as read_update
+from kedge.local_updates import text as update_text
 from kedge.schedules import Schedule, is_schedule, read
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ KINDS: dict[Any, str] = {
     bool: "true or false",
     list[int]: "list of whole numbers",
     Schedule: "schedule",
+    LocalUpdate: "text",
 }
 """The types of settings, in words."""
 
@@ -60,6 +64,10 @@ class Setting:
     below: float = math.inf
     check: Callable[[str, Any], object] | None = None
     """Called with the name and the value where a range does not say what is allowed; it raises a `UsageError`."""
+    make: Callable[[Any], Any] | None = None
+    """Called with the value where something must be made of it; it raises a `UsageError`."""
+    write: Callable[[Any], Any] | None = None
+    """Called with what was made, for a configuration."""
     word: str | None = None
     """What stands for None in a configuration and on the command line."""
     configured: Any = _SAME
@@ -126,6 +134,8 @@ class Setting:
         if self.check is not None:
             self.check(self.name, value)
             return value
+        if self.make is not None:
+            return self.make(value)
         if kind is int:
             return whole(self.name, value, int(self.at_least), int(self.at_most) if self.at_most < math.inf else MOST)
         if Schedule in self.kinds and is_schedule(value):
@@ -173,6 +183,8 @@ class Setting:
 
     def written(self, value: Any) -> Any:
         """Return a value as a configuration writes it."""
+        if value is not None and self.write is not None:
+            return self.write(value)
         return self.word if value is None else str(value) if isinstance(value, Schedule) else value
 
 
@@ -187,6 +199,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     panel: ClassVar[str] = ""
+    own: ClassVar[str] = ""
+    """Which of its settings may name a function of the user's own, that takes further settings."""
     declared: ClassVar[Mapping[str, Setting]] = {}
     """Its settings by name."""
 
@@ -207,10 +221,15 @@ class Section(BaseModel):
 
         def __init__(self, **values: Any) -> None:
             for name in values:
-                if name not in self.declared and self.model_config["extra"] == "forbid":
+                if name not in self.declared and not self.takes_more(values):
                     raise unknown("setting", name, self.declared)
             known = {name: self.declared[name].checked(values[name]) for name in values if name in self.declared}
             super().__init__(**values | known)
+
+    @classmethod
+    def takes_more(cls, values: Mapping[str, Any]) -> bool:
+        """Whether settings that are not declared here may stand beside these."""
+        return cls.model_config["extra"] == "allow" and (not cls.own or ".py:" in str(values.get(cls.own)))
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -221,8 +240,12 @@ class Section(BaseModel):
 
     def written(self) -> dict[str, Any]:
         """Return all of them as a configuration writes them."""
-        values = self.model_dump()
+        values = self.values()
         return values | {name: each.written(values[name]) for name, each in self.declared.items()}
+
+    def values(self) -> dict[str, Any]:
+        """Return all of them by name, objects as they are."""
+        return {name: getattr(self, name) for name in type(self).model_fields} | (self.model_extra or {})
 
     def part(self, kind: type["SectionT"]) -> "SectionT":
         """Return the settings of a class that this one extends."""
@@ -259,7 +282,8 @@ class Settings(Section):
     panel = "Federation"
 
     cohort: int | None = setting(
-        10, "S, the clients per round, drawn uniformly without replacement; {none} is all of them.",
+        10, "S, the clients per round, drawn uniformly without replacement; {none} is all of them, and so is the "
+        "default if there are fewer.",
         at_least=1, word="all", configured=4,
     )  # fmt: skip
     local_steps: int = setting(16, "K, the local steps of a client per round.", at_least=1, at_most=STEPS)
@@ -267,10 +291,15 @@ class Settings(Section):
         None, "Passes over the client's own data, instead of local_steps: K_i then differ.", above=0
     )
     batch_size: int | None = setting(
-        32, "Samples per minibatch; {none} is the client's whole data, which makes gradients exact.",
+        32, "Samples per minibatch, or all that a client has if it has fewer; {none} is the client's whole data, which "
+        "makes gradients exact.",
         at_least=1, word="full", configured=16,
     )  # fmt: skip
     weight_decay: float | Schedule = setting(0.0, "λ; λx is added to every gradient.", at_least=0, at_most=LARGEST)
+    local_update: LocalUpdate | None = setting(
+        None, "What clients do differently in their local steps, as in Clip(1.0), Adam() or SAM(0.05).",
+        make=read_update, write=update_text,
+    )  # fmt: skip
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weights of the clients in the objective: uniform, or by the size of their data."
     )
@@ -290,7 +319,7 @@ class Settings(Section):
 
         if self.local_epochs is None:
             return np.broadcast_to(np.int64(self.local_steps), samples.shape)
-        steps = np.ceil(self.local_epochs * samples / (self.batch_size or samples))
+        steps = np.ceil(self.local_epochs * samples / np.minimum(self.batch_size or samples, samples))
         if (most := float(steps.max())) > STEPS:
             raise UsageError(
                 f"local_epochs is {self.local_epochs:g}: {most:.3g} local steps, but at most {STEPS} can be"
@@ -301,4 +330,4 @@ class Settings(Section):
         """Return how many minibatches one gradient of this effort stands for, on a client with so many samples."""
         if self.batch_size is None:
             return 1.0
-        return samples / self.batch_size if effort.minibatches is None else effort.minibatches
+        return samples / min(self.batch_size, samples) if effort.minibatches is None else effort.minibatches

@@ -241,7 +241,6 @@ def _no_network(*_, **__):
         (["run", "--model", "mpl"], "model 'mpl' does not exist"),
         (["run", "--partition", "dirichlett"], "partition 'dirichlett' does not exist; did you mean 'dirichlet'?"),
         (["run", "--cohort", "50"], "cohort is 50, but the federation has 40 clients"),
-        (["run", "--batch-size", "100"], "batch_size is 100, but client "),
         (["run", "--clients", "5000"], "clients is 5000, but the data set has only 1442 samples"),
         (["run", "--eta", "0"], "eta of ScaffoldM is 0, but must be above 0"),
         (["run", "--beta", "1.5"], "beta of ScaffoldM is 1.5, but must be above 0 and at most 1"),

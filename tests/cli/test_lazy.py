@@ -10,7 +10,19 @@ from kedge.problem import DATASETS, MODELS, PARTITIONS
 from kedge.runs import settings
 from kedge.simulator.engines import ENGINES
 
-COMMANDS = ["run", "resume", "compare", "sweep", "algorithms", "partition", "reproduce", "report", "watch"]
+COMMANDS = [
+    "run",
+    "resume",
+    "compare",
+    "sweep",
+    "algorithms",
+    "partition",
+    "reproduce",
+    "report",
+    "watch",
+    "export",
+    "export-model",
+]
 PROGRAM = """
 import sys
 from kedge.cli.main import execute

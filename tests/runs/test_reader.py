@@ -46,7 +46,8 @@ def test_a_run_is_read_without_a_change(runs):
     assert run.summary["round"] == 3
     assert (run.finished, run.diverged, run.problems) == (True, None, ())
     python = kedge.read_run(runs / "python")
-    assert (python.config, len(python.rows), python.finished) == ({}, 3, True)
+    assert (python.config["data"]["dataset"], len(python.rows), python.finished) == ("quadratics", 3, True)
+    assert python.config["python"]["missing"] == ["the data was drawn with seed 3, but the run has seed 0"]
     stopped = kedge.read_run(str(runs / "more" / "stopped"))
     assert (len(stopped.rows), stopped.summary, stopped.finished) == (2, None, False)
     wild = kedge.read_run(runs / "more" / "wild")

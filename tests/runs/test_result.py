@@ -135,6 +135,15 @@ def test_a_result_is_short_and_can_be_tabled_and_drawn(tmp_path):
         result.plot("f1")
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C is heard, even if the parent of the tests ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_returns_what_there_is_and_the_run_can_be_resumed(tmp_path, capfd):
     class Impatient:
         def on_round(self, run):
@@ -143,7 +152,6 @@ def test_ctrl_c_returns_what_there_is_and_the_run_can_be_resumed(tmp_path, capfd
 
     federation = digits_like()
     assert threading.current_thread() is threading.main_thread()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     stopped = play(federation, callbacks=[Impatient()], out=tmp_path / "run")
     assert stopped.simulation.round == 2
     assert "stopping after this round" in capfd.readouterr().err

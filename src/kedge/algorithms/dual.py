@@ -52,6 +52,8 @@ class FedDyn(SingleExchange[Dynamic, RunningGradient, Model, Displacement]):
     ['x', 'h']
     """
 
+    any_solver = True
+
     alpha: float = hyper_alpha()
 
     def init_server(self, x: Vector) -> Dynamic:
@@ -109,6 +111,7 @@ class FedPD(Algorithm[Model, PrimalDual]):
     """
 
     full_participation = True
+    any_solver = True
 
     alpha: float = hyper_alpha()
     skip: float = hyper(0.0, help="probability p of a round without communication", at_least=0, at_most=1, fixed=True)

@@ -37,6 +37,8 @@ class FedAvg(SingleExchange[Model, Nothing, Model, Displacement]):
     ['x']
     """
 
+    any_solver = True
+
     gamma: float | None = hyper_gamma()
 
     def init_server(self, x: Vector) -> Model:

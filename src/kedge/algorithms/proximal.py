@@ -27,6 +27,8 @@ class FedProx(Algorithm[Model, Nothing]):
     ['x']
     """
 
+    any_solver = True
+
     mu: float = hyper(0.01, help="weight of the proximal term; 0 is FedAvg", at_least=0)
     gamma: float | None = hyper_gamma()
 
@@ -64,6 +66,8 @@ class FedNova(SingleExchange[Model, Nothing, Model, Normalized]):
     >>> list(result.server)
     ['x']
     """
+
+    any_solver = True
 
     def init_server(self, x: Vector) -> Model:
         return Model(x)

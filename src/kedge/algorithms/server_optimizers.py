@@ -37,6 +37,8 @@ def hyper_tau() -> Any:
 class ServerOptimizer(Algorithm[ServerT, Nothing]):
     """FedAvg's clients, and a server step."""
 
+    any_solver = True
+
     def exchanges(self, round: int, seed: int) -> tuple[LocalTraining]:
         return (LocalTraining(self.step),)
 

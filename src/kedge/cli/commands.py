@@ -102,6 +102,7 @@ def compare(
     jobs: options.Jobs = None,
     set_: options.Set = None,
     out: options.Out = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Compare algorithms over several seeds on the same data, cohorts and minibatches.
 
@@ -110,7 +111,8 @@ def compare(
     """
     from kedge.cli.compare import compare
 
-    compare(options.configuration(config, set_, given), algorithms, seeds, target, jobs, out)
+    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
+    compare(consent.settle(raw, config, named=named, trust=trust), algorithms, seeds, target, jobs, out)
 
 
 @options.takes("algorithm", "data", "model", "run", without=PROCESSES)
@@ -163,11 +165,14 @@ def partition(
     out: Annotated[
         Path | None, typer.Option(help="Draw clients x labels to this file, as PNG and SVG.", show_default=False)
     ] = None,
+    trust: consent.Trust = False,
 ) -> None:
     """Show how a data set is divided: sizes, label entropy, and how far apart the clients are."""
     from kedge.cli.partition import partition as show
+    from kedge.runs.config import check
 
-    show(options.checked(config, set_, given), out)
+    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
+    show(check(consent.settle(raw, config, named=named, trust=trust)), out)
 
 
 @options.takes(
@@ -249,6 +254,40 @@ def watch(
     from kedge.cli.watch import watch
 
     watch(folder, port, terminal=terminal, open_=open_)
+
+
+def export(
+    runs: Runs,
+    format_: Annotated[
+        str, typer.Option("--format", help="csv or parquet (every row), or latex (the results).")
+    ] = "csv",
+    out: Annotated[Path | None, typer.Option(help="A new file. Default: standard output.", show_default=False)] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Target of the LaTeX table. [95 % of the best]", show_default=False)
+    ] = None,
+) -> None:
+    """Write runs as a table for other programs: CSV, Parquet, or LaTeX with booktabs."""
+    from kedge.cli.export import export
+
+    export(runs, format_, out, target)
+
+
+def export_model(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", show_default=False)],
+    format_: Annotated[str, typer.Option("--format", help="safetensors, torch-export or onnx.")] = "safetensors",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new file. Default: model.safetensors, model.pt2 or model.onnx.", show_default=False),
+    ] = None,
+    trust: consent.Trust = False,
+) -> None:
+    """Write the model of a run for other programs.
+
+    For torch-export and onnx, the model is built again from the run's configuration, and the number of samples is free.
+    """
+    from kedge.cli.export import export_model
+
+    export_model(run, format_, out, trust=trust)
 
 
 THEORY = "Constants"

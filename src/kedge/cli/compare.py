@@ -25,6 +25,7 @@ from kedge.report.lines import named_lines
 from kedge.runs.batch import Event, rehearse, run_batch
 from kedge.runs.config import Config, check, division
 from kedge.runs.directory import check_place
+from kedge.runs.own import places, short_name
 from kedge.runs.reader import StoredRun
 
 SEEDS = 1000
@@ -43,7 +44,7 @@ def compare(
         whole("jobs", jobs, 1)
     chosen = _chosen(algorithms, raw)
     first = chosen[next(iter(chosen))]
-    path = out or make_new_directory(RUNS, f"compare-{first.data.dataset}")
+    path = out or make_new_directory(RUNS, f"compare-{short_name(first.data.dataset)}")
     check_place(path)
     with claimed(path, lambda: _check_content(path), new=out is None):
         for settings in chosen.values():
@@ -175,7 +176,8 @@ def _report(runs: Runs, target: float | None, path: Path, config: Config) -> Non
 def _title(config: Config) -> str:
     data, run = config.data, config.run
     cohort = run.cohort or "all"
-    return f"{data.dataset}: {data.clients} clients, {cohort} per round, {division(config)}, K = {run.local_steps}"
+    clients = "" if places(data.dataset) else f"{data.clients} clients, "
+    return f"{short_name(data.dataset)}: {clients}{cohort} per round, {division(config)}, K = {run.local_steps}"
 
 
 def _table(summaries: list[Summary], target: float | None, title: str) -> Table:

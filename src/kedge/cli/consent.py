@@ -15,36 +15,52 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Run the file.py:Class that a configuration names, without asking.")
 ]
 
-NAME, SHA256 = "name", "sha256"
+SHA256 = "sha256"
+
+KEYS = ("algorithm.name", "data.dataset", "model.name", "model.loss", "run.metrics")
+"""The settings that may name code; a test compares them with kedge.runs.own."""
 
 
-def settle(raw: Mapping[str, Any], source: Path | None, *, named: Iterable[Any], trust: bool) -> dict[str, Any]:
-    """Return a configuration whose code may run: it is ``named`` by the command line, or the user consents.
+def settle(
+    raw: Mapping[str, Any], source: Path | None, *, named: Mapping[str, Any], trust: bool, more: Iterable[Any] = ()
+) -> dict[str, Any]:
+    """Return a configuration whose code may run: the command line names it, or the user consents.
 
-    ``source`` is the file that the configuration comes from.
+    ``source`` is the file that the configuration comes from, ``named`` what the command line says of a configuration,
+    and ``more`` what else it names.
     """
-    given = [name for name in named if isinstance(name, str)]
-    method = raw.get("algorithm", {})
-    if not isinstance(method, dict):  # reported when the configuration is checked
-        return dict(raw)
-    allow(given, [method.get(NAME)], source, trust=trust)
-    if given:  # the checksum is of the file that was named before
-        method = {key: value for key, value in method.items() if key != SHA256}
-    return dict(raw) | {"algorithm": method}
+    allow([*named_in(named), *more], named_in(raw), source, trust=trust)
+    settled = dict(raw)
+    for key in KEYS:
+        section, _, name = key.partition(".")
+        values = raw.get(section)
+        given = named.get(section)
+        if isinstance(values, dict) and isinstance(given, dict) and isinstance(given.get(name), str):
+            # The checksum is of the file that was named before.
+            settled[section] = {key: value for key, value in values.items() if key != SHA256}
+    return settled
+
+
+def named_in(raw: Mapping[str, Any]) -> list[Any]:
+    """Return all that the settings of a configuration name; what is not a section is reported when it is checked."""
+    pairs = (key.split(".") for key in KEYS)
+    return [raw[section].get(name) for section, name in pairs if isinstance(raw.get(section), Mapping)]
 
 
 def allow(named: Iterable[Any], used: Iterable[Any], source: Path | None, *, trust: bool) -> None:
     """Trust the places that are ``named``, and ask about the others that are ``used``."""
-    for name in named:
-        if isinstance(name, str) and (place := Place.parse(name)) is not None:
-            place.trust()
-    for name in used:
-        if isinstance(name, str) and (place := Place.parse(name)) is not None and not place.trusted:
-            if not trust and not _agrees(place, source):
-                raise UsageError(
-                    f"{source} names {place}, but that file runs only if you trust it: read it, then add --trust"
-                )
-            place.trust()
+    from kedge.runs.own import places
+
+    for place in (place for name in named for place in places(name)):
+        place.trust()
+    for place in (place for name in used for place in places(name)):
+        if place.trusted:
+            continue
+        if not trust and not _agrees(place, source):
+            raise UsageError(
+                f"{source} names {place}, but that file runs only if you trust it: read it, then add --trust"
+            )
+        place.trust()
 
 
 def _agrees(place: Place, source: Path | None) -> bool:

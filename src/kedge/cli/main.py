@@ -6,6 +6,7 @@ not be written; 130 on Ctrl-C, 143 on SIGTERM and 129 on SIGHUP.
 
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -44,7 +45,7 @@ def common(
 
 for _command in (
     commands.run, commands.resume, commands.compare, commands.sweep, commands.algorithms, commands.partition,
-    commands.diagnose, commands.reproduce, commands.report, commands.watch,
+    commands.diagnose, commands.reproduce, commands.report, commands.watch, commands.export, commands.export_model,
 ):  # fmt: skip
     app.command()(_command)
 
@@ -78,12 +79,21 @@ def execute(arguments: list[str] | None = None) -> int:
     """Run the command line with these arguments, or the process's own; return the exit code."""
     with warnings.catch_warnings(), consent_ends():
         warnings.simplefilter("always", RunWarning)
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _once()
         return _execute(arguments)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    say(message if category is RunWarning else f"{category.__name__}: {message}")
+def _once() -> Callable[..., None]:
+    """Return what shows a warning, the same text only once: many runs may have the same."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        text = f"{message}" if category is RunWarning else f"{category.__name__}: {message}"
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    return show
 
 
 def _execute(arguments: list[str] | None) -> int:

@@ -7,20 +7,22 @@ from rich.table import Table
 
 from kedge.cli.console import output
 from kedge.errors import UsageError
-from kedge.problem import DATASETS, describe
+from kedge.problem import describe
 from kedge.runs.config import Config, division, federation_of
+from kedge.runs.own import entry_of, short_name
 
 
 def partition(settings: Config, out: Path | None) -> None:
     """Show how the data of a configuration is divided."""
     if out is not None:
         _check_target(out)
-    if DATASETS[settings.data.dataset].classes is None:
+    entry = entry_of(settings.data.dataset)
+    if entry.known and entry.classes is None:
         raise UsageError(f"{settings.data.dataset} has no labels, so there is no partition to show")
     federation = federation_of(settings)
     parts = [index.numpy() for index in federation.indices]
     statistics = describe(federation.labels.numpy(), parts)
-    title = f"{settings.data.dataset}, {division(settings)}"
+    title = f"{short_name(settings.data.dataset)}, {division(settings)}"
     output.print(f"{title}: {federation}", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("samples per client", f"{statistics.smallest} to {statistics.largest}, median {statistics.median:g}")

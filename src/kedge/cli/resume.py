@@ -11,6 +11,7 @@ from kedge.errors import UsageError
 from kedge.runs.config import check, merged, resolved
 from kedge.runs.directory import RunDirectory
 from kedge.runs.reader import CONFIG, MODEL, read_config, read_summary
+from kedge.runs.rebuild import refuse_missing
 
 
 def resume(directory: Path, rounds: int | None, given: options.Given, *, trust: bool) -> None:
@@ -18,7 +19,8 @@ def resume(directory: Path, rounds: int | None, given: options.Given, *, trust: 
     sections = read_config(directory)
     if sections is None:
         raise UsageError(f"{directory} has no {CONFIG}, so it is not a directory of `kedge run`")
-    sections = consent.settle(sections, directory / CONFIG, named=[], trust=trust)
+    refuse_missing(sections, directory)
+    sections = consent.settle(sections, directory / CONFIG, named={}, trust=trust)
     raw = merged(sections, [("run.rounds", rounds)] if rounds is not None else [])
     there, settings = check(raw), check(merged(raw, given.items()))
     run_directory = RunDirectory(directory, resolved(there), resume=True)

@@ -19,6 +19,7 @@ from kedge.runs.directory import RunDirectory
 from kedge.runs.joining import is_follower, is_rank, joined
 from kedge.runs.launch import check_workers, launch
 from kedge.runs.live import StopWhen, Watch
+from kedge.runs.own import short_name
 from kedge.runs.reader import Row, read_summary
 
 RUNS = Path("runs")
@@ -39,14 +40,14 @@ def run(
 ) -> None:
     """Run one algorithm on one federation; ``source`` says where its hyper-parameters come from."""
     raw = options.configuration(config, settings_, given)
-    named = [options.configuration(None, settings_, given).get("algorithm", {}).get("name")]
+    named = options.configuration(None, settings_, given)
     raw = consent.settle(raw, config, named=named, trust=trust)
     settings = check(raw if source == OWN else of_theory(raw, source))
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():
         raise UsageError("a run of several processes needs --out, so that all of them use the same directory")
     sections = resolved(settings)
-    path = out or make_new_directory(RUNS, f"{settings.data.dataset}-{name}")
+    path = out or make_new_directory(RUNS, f"{short_name(settings.data.dataset)}-{name}")
     # After a failure, a launcher restarts its processes with the same command: that means to resume.
     directory = RunDirectory(path, sections, resume=is_rank(), new=out is None)
     if is_rank() and read_summary(path) is not None:
@@ -136,7 +137,13 @@ def result_line(name: str, row: Mapping[str, Any], engine: str) -> str:
     """Print the result of a run."""
     return (
         f"{name} after {row['round']} rounds: test loss {figure(row.get('test_loss'))}, "
-        f"test accuracy {figure(row.get('test_accuracy'), '.2%')}; "
+        f"test accuracy {figure(row.get('test_accuracy'), '.2%')}{_more(row)}; "
         f"{size(row['bytes_down'])} down, {size(row['bytes_up'])} up, {row['gradients']:.0f} minibatch gradients, "
         f"{row['seconds']:.1f} s ({engine})"
     )
+
+
+def _more(row: Mapping[str, Any]) -> str:
+    """Return a user's own metrics."""
+    own = (name for name in row if name.startswith("test_") and name not in ("test_loss", "test_accuracy"))
+    return "".join(f", {name.replace('_', ' ')} {figure(row[name])}" for name in own)

@@ -62,8 +62,8 @@ def _plan(config: Path | None, set_: list[str] | None, given: options.Given, ask
         if key in axes:
             option = options.option_name(key).replace("_", "-")
             raise UsageError(f"{key} is given twice: --grid tries its values, and --{option} sets it")
-    named = [options.configuration(None, set_, given).get("algorithm", {}).get("name"), *_names(axes)]
-    base = absolute(consent.settle(options.configuration(config, set_, given), config, named=named, trust=trust))
+    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
+    base = absolute(consent.settle(raw, config, named=named, more=_names(axes), trust=trust))
     return SweepPlan(base, axes, asked.seeds, asked.metric, asked.halving, _trials(asked.search, asked.trials))
 
 
@@ -74,14 +74,13 @@ def _joined(path: Path, plan: SweepPlan, *, trust: bool) -> SweepPlan:
             raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")
         return plan
     plan = joined(read_plan(path), plan)
-    method = plan.base.get("algorithm", {})
-    consent.allow([], [method.get("name"), *_names(plan.axes)], path / FILE, trust=trust)
+    consent.allow([], [*consent.named_in(plan.base), *_names(plan.axes)], path / FILE, trust=trust)
     return plan
 
 
 def _names(axes: Mapping[str, Axis]) -> list[Any]:
-    axis = axes.get("algorithm.name")
-    return list(axis.values) if isinstance(axis, Choices) else []
+    found = (axes.get(key) for key in consent.KEYS)
+    return [value for axis in found if isinstance(axis, Choices) for value in axis.values]
 
 
 def _trials(search: str, trials: int | None) -> int | None:

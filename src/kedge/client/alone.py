@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from kedge.checks import tensor
 from kedge.client.flat import FlatModule, convolves
 from kedge.client.steps import Autograd, ClientSteps, Loss
 from kedge.client.trial import try_model
-from kedge.errors import UsageError
 from kedge.round import AnyAlgorithm, Form, Member, Question, Reply, Rules, answer
+from kedge.samples import Eager, Input, mapped, read_input, read_labels
 from kedge.settings import Settings
 
 
@@ -41,16 +40,14 @@ class Client:
         self.number, self.algorithm, self.settings = number, algorithm, settings
         self._flat = FlatModule(model, torch.device("cpu"))
         dtype = self._flat.initial.dtype
-        self._features, self._labels = _samples(features, model, dtype), _targets(labels, dtype)
+        self._labels = _targets(labels, dtype)
+        samples = Eager(_inputs(features, model, dtype, len(self._labels)), self._labels)
         rows = torch.arange(len(self._labels))
-        self._steps = ClientSteps(self._flat, Autograd(self._flat, loss), self._features, self._labels, lambda _: rows)
-        if settings.batch_size is not None and settings.batch_size > len(self._labels):
-            have = f"client {number} has only {len(self._labels)} samples"
-            raise UsageError(f"batch_size is {settings.batch_size}, but {have}")
-        some = slice(settings.batch_size)
-        who = f"a minibatch of client {number} has {len(self._labels[some])} sample"
-        random = try_model(self._flat, self._features[some], self._labels[some], loss, [self._labels], who)
-        self._rules = Rules(algorithm, settings, random)
+        first = rows[: settings.batch_size]
+        who = f"a minibatch of client {number} has {len(first)} sample"
+        trial = try_model(self._flat, *samples.take(first), loss, [self._labels], who)
+        self._steps = ClientSteps(self._flat, Autograd(self._flat, trial.loss), samples, lambda _: rows)
+        self._rules = Rules.of(algorithm, settings, self._flat.places, self._flat.initial, trial.random)
 
     @property
     def samples(self) -> int:
@@ -69,7 +66,7 @@ class Client:
 
     def initial_state(self) -> Any:
         """Return the state of a client that has not taken part yet."""
-        return self.algorithm.at(0).init_client(self._flat.initial)
+        return self._rules.initial_state(self._flat.initial)
 
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""
@@ -80,13 +77,16 @@ class Client:
         return reply
 
 
-def _samples(features: Any, model: nn.Module, dtype: torch.dtype) -> Tensor:
+def _inputs(features: Any, model: nn.Module, dtype: torch.dtype, rows: int) -> Input:
     """Return samples as the model takes them: floats in its dtype, integers unchanged."""
-    found = tensor(features, "the features")
-    found = found.to(dtype) if found.is_floating_point() else found
+
+    def moved(leaf: Tensor) -> Tensor:
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+    found = mapped(moved, read_input(features, "the features", rows))
     return found.contiguous(memory_format=torch.channels_last) if convolves(model, found) else found
 
 
 def _targets(labels: Any, dtype: torch.dtype) -> Tensor:
-    found = tensor(labels, "the labels")
-    return found.to(dtype if found.is_floating_point() else torch.int64)
+    found = read_labels(labels, "the labels")
+    return found.to(dtype) if found.is_floating_point() else found

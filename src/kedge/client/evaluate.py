@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.client.outputs import count_ignored, right
 from kedge.client.steps import Loss
 from kedge.errors import UsageError, shown
+from kedge.samples import Input, called, mapped, scores
 
 CHUNK = 2048
 
@@ -37,25 +39,36 @@ def check_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
 
 
 def evaluate(
-    module: nn.Module, loss: Loss, features: Tensor, labels: Tensor, metrics: Mapping[str, Metric] | None = None
+    module: nn.Module, loss: Loss, features: Input, labels: Tensor, metrics: Mapping[str, Metric] | None = None
 ) -> dict[str, float]:
-    """Return the mean loss, for integer labels and a row of scores per sample the accuracy, and the metrics."""
+    """Return the mean loss, for integer labels and scores of classes the accuracy, and the metrics.
+
+    Labels that are ignored count in neither.
+    """
     module.eval()
-    total, right, scored = 0.0, 0, False
+    total, weights, hits, counted = 0.0, 0.0, 0, 0
     own = [_Measured(name, metric) for name, metric in (metrics or {}).items()]
     with torch.inference_mode():
-        for x, y in zip(torch.split(features, CHUNK), torch.split(labels, CHUNK), strict=True):
-            output = module(x)
-            total += float(loss(output, y)) * len(y)
-            scored = isinstance(output, Tensor) and output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
-            if scored:
-                right += int((output.argmax(dim=1) == y).sum())
+        for start in range(0, len(labels), CHUNK):
+            x, y = _part(features, start), labels[start : start + CHUNK]
+            output = called(module, x)
+            ignored = count_ignored(y)
+            weight = len(y) * (1 - ignored / y.numel()) if ignored else len(y)
+            total += float(loss(output, y)) * weight if weight else 0.0
+            weights += weight
+            scored = right(output, y)
+            if scored is not None:
+                hits, counted = hits + scored[0], counted + scored[1]
             for one in own:
-                one.add(output, y)
-        found = {"loss": total / len(labels)}
-        if scored:
-            found["accuracy"] = right / len(labels)
+                one.add(scores(output), y)
+        found = {"loss": total / max(weights, 1)}
+        if counted:
+            found["accuracy"] = hits / counted
         return found | {one.name: one.value() for one in own}
+
+
+def _part(features: Input, start: int) -> Input:
+    return mapped(lambda leaf: leaf[start : start + CHUNK], features)
 
 
 class _Measured:

@@ -6,7 +6,9 @@ are averaged separately.
 """
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,8 @@ class FlatModule:
             raise UsageError("the model has no parameter to train")
         _check_dtypes(trained)
         self.parameters = list(trained.values())
+        ends = list(itertools.accumulate((p.numel() for p in self.parameters), initial=0))
+        self.places = {name: slice(*pair) for name, pair in zip(trained, itertools.pairwise(ends), strict=True)}
         self._frozen = frozen(self.module)
         self._shapes = [p.shape for p in self.parameters]
         self.initial = _flat(self.parameters, self.parameters[0])
@@ -85,9 +89,10 @@ class FlatModule:
         return result.eval()
 
 
-def convolves(model: nn.Module, features: Tensor) -> bool:
+def convolves(model: nn.Module, features: Any) -> bool:
     """Whether the model has image convolutions, which are faster if the channels of a pixel are stored together."""
-    return features.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in model.modules())
+    images = isinstance(features, Tensor) and features.ndim == 4
+    return images and any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def frozen(model: nn.Module) -> list[nn.Module]:

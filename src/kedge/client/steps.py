@@ -10,30 +10,21 @@ from kedge.client.flat import FlatModule
 from kedge.direction import Vector
 from kedge.local_steps import local_steps
 from kedge.round import Done, Work
+from kedge.samples import Input, Samples, called
 
 Loss = Callable[[Any, Tensor], Tensor]
 """loss(output, y): a mean over the samples."""
 
 
-class Samples:
-    """Samples as rows, whatever their memory layout: a minibatch is one copy."""
-
-    def __init__(self, features: Tensor) -> None:
-        self._last = features.ndim == 4 and features.is_contiguous(memory_format=torch.channels_last)
-        ordered = features.permute(0, 2, 3, 1) if self._last else features
-        self._shape = ordered.shape[1:]
-        self._rows = ordered.reshape(len(features), -1)
-
-    def __getitem__(self, chosen: Tensor) -> Tensor:
-        batch = self._rows.index_select(0, chosen).view(len(chosen), *self._shape)
-        return batch.permute(0, 3, 1, 2) if self._last else batch
-
-
 class Gradients(Protocol):
     """Takes the gradients of a module's loss with respect to all its trained parameters."""
 
-    def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+    def __call__(self, features: Input, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
         """Return the gradients at the current parameters; ``seed`` is for the module's random numbers."""
+        ...
+
+    def loss(self) -> Tensor:
+        """Return the loss of which the last gradients were taken, one number."""
         ...
 
 
@@ -47,14 +38,12 @@ class ClientSteps:
         self,
         flat: FlatModule,
         gradients: Gradients,
-        features: Tensor,
-        labels: Tensor,
+        samples: Samples,
         own: Callable[[int], Tensor],
     ) -> None:
         self._flat = flat
         self._gradients = gradients
-        self._samples = Samples(features)
-        self._labels = labels
+        self._samples = samples
         self._own = own
 
     def run(self, work: Work) -> Done:
@@ -64,30 +53,36 @@ class ClientSteps:
         (client,) = work.clients
         own = self._own(client)
         rows = None if work.batches is None else own[torch.from_numpy(work.batches[0]).to(own.device)]
-        features = labels = self._labels
+        features = labels = own
         loaded = -1
         grad = torch.empty_like(work.start)
+        losses: list[Tensor] = []
 
         def gradient(point: Vector, k: int, second: bool) -> Vector:
             nonlocal calls, features, labels, loaded
             calls += 1
-            wanted = 0 if rows is None else k
+            wanted = 0 if rows is None and not self._samples.lazy else k
+            seed = None if work.seeds is None else int(work.seeds[0, k])
             if wanted != loaded:
                 chosen = own if rows is None else rows[k]
-                features = self._samples[chosen]
-                labels, loaded = self._labels.index_select(0, chosen), wanted
+                features, labels = self._samples.take(chosen, seed)
+                loaded = wanted
             flat.bind(point)
             kept = flat.buffers.clone() if second and flat.buffers.numel() else None
-            parts = self._gradients(features, labels, None if work.seeds is None else int(work.seeds[0, k]))
+            parts = self._gradients(features, labels, seed)
             torch.cat([part.reshape(-1) for part in parts], out=grad[0])
+            if work.measured and not second:
+                losses.append(self._gradients.loss())
             if work.weight_decay:
                 grad.add_(point, alpha=work.weight_decay)
             if kept is not None:
                 flat.buffers.copy_(kept)
             return grad
 
-        local = local_steps(work.rule, work.start, work.eta, work.steps, gradient, work.needs)
-        return Done(local, flat.buffers.clone(), calls)
+        local = local_steps(
+            work.rule, work.start, work.eta, work.steps, gradient, work.needs, work.update, work.clients
+        )
+        return Done(local, flat.buffers.clone(), calls, [torch.stack(losses).tolist()] if losses else ())
 
 
 class Autograd:
@@ -96,12 +91,18 @@ class Autograd:
     def __init__(self, flat: FlatModule, loss: Loss) -> None:
         self._flat = flat
         self._loss = loss
+        self._last = flat.initial.new_zeros(())
 
-    def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
+    def __call__(self, features: Input, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
         """Return the gradients at the currently bound parameters."""
         if seed is not None:
             torch.manual_seed(seed)
         with torch.enable_grad():
-            loss = self._loss(self._flat.module(features), labels)
+            loss = self._loss(called(self._flat.module, features), labels)
+            self._last = loss.detach()
             parts = torch.autograd.grad(loss, self._flat.parameters, allow_unused=True, materialize_grads=True)
         return [part if part.layout == torch.strided else part.to_dense() for part in parts]
+
+    def loss(self) -> Tensor:
+        """Return the loss of the last call."""
+        return self._last.reshape(())

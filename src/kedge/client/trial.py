@@ -1,47 +1,60 @@
 """Try a model on a minibatch before doing anything else with it, and report any problem in one sentence."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.client.flat import FlatModule
+from kedge.client.outputs import classes_last, count_ignored, general_cross_entropy
 from kedge.client.steps import Loss
 from kedge.errors import UsageError
+from kedge.samples import IGNORED, Input, called, scores, shapes
+
+
+class Trial(NamedTuple):
+    """What a minibatch shows of a model."""
+
+    random: bool
+    """Whether it draws random numbers (dropout)."""
+    loss: Loss
+    """The loss; for cross-entropy, the form that fits the model's output and the labels."""
 
 
 def try_model(
-    flat: FlatModule, features: Tensor, labels: Tensor, loss: Loss, all_labels: Iterable[Tensor], who: str
-) -> bool:
-    """Run the model on a minibatch and check all labels; return whether it draws random numbers (dropout).
+    flat: FlatModule, features: Input, labels: Tensor, loss: Loss, all_labels: Sequence[Tensor], who: str
+) -> Trial:
+    """Run the model on a minibatch and check all labels.
 
     ``who`` explains why the minibatch is so small.
     """
-    buffers, before = flat.buffers.clone(), _random_state(features.device)
+    device = labels.device
+    buffers, before = flat.buffers.clone(), _random_state(device)
     flat.enter(buffers)
     try:
-        output = flat.module(features)
+        output = called(flat.module, features)
         flat.check_tables()
         if is_cross_entropy(loss):
-            check_labels(output, all_labels)
+            check_labels(scores(output), labels, all_labels)
+            plain = isinstance(output, Tensor) and output.ndim == 2 and not any(map(count_ignored, all_labels))
+            loss = loss if plain else general_cross_entropy
         value = loss(output, labels)
     except UsageError:
         raise
     except Exception as error:
         if "more than 1 value per channel" in str(error):
             raise UsageError(f"{who}, but BatchNorm needs more than one value per channel to train") from error
-        shape = tuple(features.shape)
-        raise UsageError(f"the model or the loss fails on a minibatch of shape {shape}: {error}") from error
+        raise UsageError(f"the model or the loss fails on a minibatch of shape {shapes(features)}: {error}") from error
     finally:
-        drew = any(not torch.equal(a, b) for a, b in zip(before, _random_state(features.device), strict=True))
-        _set_random_state(before, features.device)
+        drew = any(not torch.equal(a, b) for a, b in zip(before, _random_state(device), strict=True))
+        _set_random_state(before, device)
         flat.enter(buffers)
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise UsageError("the loss of a minibatch is not a scalar tensor, but must be one number")
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in flat.module.modules())
-    return drew or drops
+    return Trial(drew or drops, loss)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
@@ -65,15 +78,23 @@ def is_plain(loss: Any, kind: type[nn.Module]) -> bool:
     return type(loss) is kind and all(getattr(loss, name, None) == getattr(kind(), name, None) for name in options)
 
 
-def check_labels(output: Any, labels: Iterable[Tensor]) -> None:
+def check_labels(output: Any, labels: Tensor, all_labels: Sequence[Tensor]) -> None:
     """Check that cross-entropy can read the labels as classes, before it fails deep inside with an index error."""
-    if not isinstance(output, Tensor) or output.ndim != 2:
+    form = "(samples, classes), or (samples, tokens, classes) for labels (samples, tokens)"
+    if not isinstance(output, Tensor) or output.ndim < 2:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UsageError(f"the model's output is {shape}, but cross-entropy needs (samples, classes)")
-    for some in labels:
+        raise UsageError(f"the model's output is {shape}, but cross-entropy needs {form}")
+    for some in (labels, *all_labels):
         if some.is_floating_point():
             raise UsageError("the labels are not integers, but cross-entropy needs integers; pass a different loss")
-        if some.ndim != 1:
-            raise UsageError(f"the labels have the shape {tuple(some.shape)}, but cross-entropy needs (samples,)")
-        if some.numel() and int(some.max()) >= output.shape[1]:
-            raise UsageError(f"label {int(some.max())} is out of range: the model has {output.shape[1]} outputs")
+    last = classes_last(output, labels)
+    if not last and output.shape[:1] + output.shape[2:] != labels.shape:
+        wanted = f"{tuple(output.shape)}, but cross-entropy needs {form}"
+        raise UsageError(f"the labels have the shape {tuple(labels.shape)} and the model's output {wanted}")
+    classes = output.shape[-1 if last else 1]
+    for some in (labels, *all_labels):
+        if some.numel() and int(some.max()) >= classes:
+            raise UsageError(f"label {int(some.max())} is out of range: the model has {classes} outputs")
+        if some.numel() and int(some.min()) < 0 and bool(((some < 0) & (some != IGNORED)).any()):
+            worst = int(some[(some < 0) & (some != IGNORED)].min())
+            raise UsageError(f"label {worst} is out of range: classes count from 0, and {IGNORED} is ignored")

@@ -4,7 +4,7 @@ from kedge.problem.datasets import DATASETS, DataSet, load_dataset
 from kedge.problem.federation import Federation
 from kedge.problem.indices import ClientIndices
 from kedge.problem.load import load_federation
-from kedge.problem.models import MODELS, build_model, model_options
+from kedge.problem.models import MODELS, build_model, model_options, model_origin
 from kedge.problem.partition import PARTITIONS, PartitionStatistics, describe, split
 from kedge.problem.quadratics import Quadratics, quadratics
 
@@ -22,6 +22,7 @@ __all__ = [
     "load_dataset",
     "load_federation",
     "model_options",
+    "model_origin",
     "quadratics",
     "split",
 ]

@@ -18,6 +18,7 @@ from kedge.checks import is_finite, tensor
 from kedge.errors import UsageError, shown
 from kedge.keyed import OWN_TEST, keyed
 from kedge.problem.indices import ClientIndices
+from kedge.samples import Eager, Lazy, joined, leaves, mapped, read_input, read_labels, shapes, structure
 
 Samples = tuple[Any, Any] | Dataset[Any]
 Clients = Iterable[Samples] | Mapping[Any, Samples]
@@ -27,30 +28,46 @@ class Federation:
     """The clients' samples, an optional common test set, and optional test sets of the clients' own.
 
     ``clients`` holds, for each client, a pair ``(features, labels)`` of tensors, arrays or lists, or a
-    ``torch.utils.data.Dataset``; a dict gives each client a name. ``test`` is of the same kind. Integer labels become
-    int64; every other dtype is kept.
+    ``torch.utils.data.Dataset``; a dict gives each client a name. ``test`` is of the same kind. Features may be a tuple
+    of arrays, which become the arguments of the model, or a dict of arrays, its keyword arguments. Labels may have any
+    shape; whole numbers become int64, several yes-or-no labels per sample 0.0 and 1.0, and every other dtype is kept.
+
+    ``lazy``: every client is a Dataset that makes its samples when they are needed, with random transforms applied anew
+    each time, keyed by (seed, round, client, step). Otherwise a Dataset is read once.
 
     ``client_tests`` holds a test set per client, in the same form as ``clients``; or it is a share, say 0.2, that is
     split off every client's samples at random, at least one of them.
     """
 
-    features: Tensor
+    features: Any
+    """A tensor, a tuple or dict of tensors with a row per sample, or what makes lazy samples."""
     labels: Tensor
+    """The labels of all samples; of lazy samples none are known."""
     indices: ClientIndices
-    test: tuple[Tensor, Tensor] | None
+    test: tuple[Any, Tensor] | None
     client_tests: "Federation | None" = None
     """A federation whose client i is the test set of client i."""
     names: tuple[Any, ...] | None = None
     """What the clients are called, if they were given in a dict."""
+    origin: Mapping[str, Any] | None = None
+    """What `kedge.load_federation` made it from; None if it did not."""
 
     def __init__(
-        self, clients: Clients, test: Samples | None = None, *, client_tests: Clients | float | None = None
+        self,
+        clients: Clients,
+        test: Samples | None = None,
+        *,
+        client_tests: Clients | float | None = None,
+        lazy: bool = False,
     ) -> None:
         if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
             raise UsageError(f"clients is of type {type(clients).__name__}, but must be a list of (features, labels)")
         if isinstance(clients, Mapping):
             self.names = tuple(clients)
             clients = list(clients.values())
+        if lazy:
+            self._make_lazy(list(clients), test, client_tests)
+            return
         pairs = [_pair(data, f"client {i}") for i, data in enumerate(clients)]
         if not pairs:
             raise UsageError("a federation has 0 clients, but needs at least 1")
@@ -62,12 +79,41 @@ class Federation:
         def holder(row: int) -> str:
             return f"client {int(np.searchsorted(ends, row, side='right'))}"
 
-        self.features = torch.cat([features for features, _ in pairs])
+        self.features = joined([features for features, _ in pairs], torch.cat)
         self.labels = torch.cat([labels for _, labels in pairs])
         _check_values(self.features, self.labels, holder)
-        self.indices = ClientIndices(ends - sizes, sizes).to(self.features.device)
+        self.indices = ClientIndices(ends - sizes, sizes).to(self.labels.device)
         self.test = self._checked_test(test)
         self._add_client_tests(client_tests)
+
+    def _make_lazy(self, clients: list[Any], test: Samples | None, client_tests: Clients | float | None) -> None:
+        if not clients:
+            raise UsageError("a federation has 0 clients, but needs at least 1")
+        for i, data in enumerate(clients):
+            if not isinstance(data, Dataset) or not hasattr(data, "__len__"):
+                raise UsageError(
+                    f"lazy is True, but client {i} is a {type(data).__name__} and not a Dataset with a length"
+                )
+            if not len(data):
+                raise UsageError(f"client {i} has no samples")
+        sizes = np.array([len(data) for data in clients], np.int64)
+        self.features = Lazy(clients, sizes.tolist())
+        self.labels = self.features.take(torch.zeros(1, dtype=torch.int64))[1][:0]
+        self.indices = ClientIndices(sizes.cumsum() - sizes, sizes)
+        self.test = None if test is None else self._checked_test(test)
+        if client_tests is not None and not isinstance(client_tests, Iterable):
+            raise UsageError("client_tests is a share, but lazy samples cannot be divided; give a test set per client")
+        self._add_client_tests(client_tests)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether samples are made when they are needed."""
+        return isinstance(self.features, Lazy)
+
+    @property
+    def samples(self) -> Eager | Lazy:
+        """Where minibatches come from."""
+        return self.features if isinstance(self.features, Lazy) else Eager(self.features, self.labels)
 
     @classmethod
     def from_indices(
@@ -87,7 +133,7 @@ class Federation:
         self = cls.__new__(cls)
         self.features, self.labels = _pair((features, labels), "the data set")
         _check_values(self.features, self.labels, lambda row: f"sample {row}")
-        self.indices = ClientIndices.read(indices, len(self.labels)).to(self.features.device)
+        self.indices = ClientIndices.read(indices, len(self.labels)).to(self.labels.device)
         self.test = self._checked_test(test)
         self._add_client_tests(client_tests)
         return self
@@ -110,7 +156,7 @@ class Federation:
             kept.append(own[np.sort(order[count:])])
             tests.append(own[np.sort(order[:count])])
         self.client_tests = type(self).from_indices(self.features, self.labels, tests)
-        self.indices = ClientIndices.read(kept, len(self.labels)).to(self.features.device)
+        self.indices = ClientIndices.read(kept, len(self.labels)).to(self.labels.device)
 
     def _read_client_tests(self, given: Clients) -> "Federation":
         if isinstance(given, Mapping):
@@ -120,14 +166,19 @@ class Federation:
         tests = type(self)(given)
         if len(tests) != len(self):
             raise UsageError(f"client_tests has {len(tests)} test sets, but there are {len(self)} clients")
-        _check_alike((tests.features, tests.labels), "client_tests", (self.features, self.labels), "the training data")
+        _check_alike((tests.features, tests.labels), "client_tests", self._example(), "the training data")
         return tests
 
-    def _checked_test(self, test: Samples | None) -> tuple[Tensor, Tensor] | None:
+    def _example(self) -> tuple[Any, Tensor]:
+        """Return samples whose shapes and dtypes are those of all."""
+        first = torch.zeros(1, dtype=torch.int64)
+        return self.features.take(first) if self.is_lazy else (self.features, self.labels)
+
+    def _checked_test(self, test: Samples | None) -> tuple[Any, Tensor] | None:
         if test is None:
             return None
         pair = _pair(test, "the test set")
-        _check_alike(pair, "the test set", (self.features, self.labels), "the training data")
+        _check_alike(pair, "the test set", self._example(), "the training data")
         _check_values(*pair, lambda row: f"test sample {row}")
         return pair
 
@@ -139,11 +190,14 @@ class Federation:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def client(self, i: int) -> tuple[Tensor, Tensor]:
-        """Return a copy of the features and labels of client ``i``."""
+    def client(self, i: int) -> tuple[Any, Tensor]:
+        """Return a copy of the features and labels of client ``i``; lazy samples always with the same transforms."""
         if not 0 <= i < len(self):
             raise UsageError(f"client is {i}, but the federation has clients 0 to {len(self) - 1}")
-        return self.features[self.indices[i]], self.labels[self.indices[i]]
+        rows = self.indices[i]
+        if isinstance(self.features, Lazy):
+            return self.features.take(rows)
+        return mapped(lambda leaf: leaf[rows], self.features), self.labels[rows]
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu", *, channels_last: bool = False) -> Self:
         """Return the federation on ``device``, with floating features and labels of ``dtype``.
@@ -155,26 +209,29 @@ class Federation:
             return values.to(device, dtype if values.is_floating_point() else values.dtype)
 
         moved = type(self).__new__(type(self))
-        moved.features, moved.labels = move(self.features), move(self.labels)
+        moved.features = self.features.to(dtype, device) if self.is_lazy else mapped(move, self.features)
+        moved.labels = move(self.labels)
         if channels_last:
             moved.features = moved.features.contiguous(memory_format=torch.channels_last)
         moved.indices = self.indices.to(device)
-        moved.test = None if self.test is None else (move(self.test[0]), move(self.test[1]))
+        moved.test = None if self.test is None else (mapped(move, self.test[0]), move(self.test[1]))
         tests = self.client_tests
+        moved.origin = self.origin
         moved.names, moved.client_tests = self.names, None if tests is None else tests.to(dtype, device)
         return moved
 
     def __repr__(self) -> str:
         real = self.labels.is_floating_point()
         labels = "real targets" if real else f"{len(np.unique(self.labels.cpu().numpy()))} labels"
+        labels = "made when needed" if self.is_lazy else labels
         test = "no test set" if self.test is None else f"{len(self.test[1])} test samples"
         if self.client_tests is not None:
             test += f", {int(self.client_tests.sizes.sum())} test samples of the clients' own"
-        shape = tuple(self.features.shape[1:])
+        shape = shapes(self._example()[0], 1)
         return f"Federation({len(self)} clients, {int(self.sizes.sum())} samples of shape {shape}, {labels}, {test})"
 
 
-def _pair(data: Any, who: str) -> tuple[Tensor, Tensor]:
+def _pair(data: Any, who: str) -> tuple[Any, Tensor]:
     if isinstance(data, Dataset):
         data = _stacked(data, who)
     try:
@@ -182,17 +239,19 @@ def _pair(data: Any, who: str) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError):
         kind = type(data).__name__
         raise UsageError(f"{who} is of type {kind}, but must be a pair (features, labels) or a Dataset") from None
-    features, labels = tensor(features, f"{who}'s features"), tensor(labels, f"{who}'s labels")
-    if features.ndim == 0 or labels.ndim == 0:
-        raise UsageError(f"{who} has a single number for features or labels, but must have one row per sample")
-    if len(features) != len(labels):
-        raise UsageError(f"{who} has {len(features)} samples, but {len(labels)} labels")
+    labels = read_labels(labels, f"{who}'s labels")
+    features = read_input(features, f"{who}'s features", len(labels) if labels.ndim else None)
+    for leaf in leaves(features):
+        if leaf.ndim == 0 or labels.ndim == 0:
+            raise UsageError(f"{who} has a single number for features or labels, but must have one row per sample")
+        if len(leaf) != len(labels):
+            raise UsageError(f"{who} has {len(leaf)} samples, but {len(labels)} labels")
     if len(labels) == 0:
         raise UsageError(f"{who} has no samples")
-    return features, labels if labels.is_floating_point() else labels.to(torch.int64)
+    return features, labels
 
 
-def _stacked(data: Dataset[Any], who: str) -> tuple[list[Any], list[Any]]:
+def _stacked(data: Dataset[Any], who: str) -> tuple[Any, list[Any]]:
     if isinstance(data, IterableDataset):
         items = list(data)
     elif hasattr(data, "__len__"):
@@ -205,19 +264,33 @@ def _stacked(data: Dataset[Any], who: str) -> tuple[list[Any], list[Any]]:
         if not isinstance(item, Sequence) or len(item) != 2:
             raise UsageError(f"{who} is a Dataset whose items are not pairs (features, label)")
         for column, value in zip(columns, item, strict=True):
-            column.append(value if isinstance(value, Tensor) else np.asarray(value))
+            column.append(value if isinstance(value, Tensor | tuple | Mapping) else np.asarray(value))
+    if columns[0] and isinstance(columns[0][0], tuple | Mapping):
+        items = [mapped_item(item, who) for item in columns[0]]
+        return joined(items, torch.stack), columns[1]
     return columns
 
 
-def _check_alike(pair: tuple[Tensor, Tensor], who: str, reference: tuple[Tensor, Tensor], reference_name: str) -> None:
-    for what, own, other in zip(("features", "labels"), pair, reference, strict=True):
+def mapped_item(item: Any, who: str) -> Any:
+    """Return one sample of several inputs as tensors."""
+    if isinstance(item, Mapping):
+        return {name: tensor(part, f"{who}'s features") for name, part in item.items()}
+    return tuple(tensor(part, f"{who}'s features") for part in item)
+
+
+def _check_alike(pair: tuple[Any, Tensor], who: str, reference: tuple[Any, Tensor], reference_name: str) -> None:
+    if structure(pair[0]) != structure(reference[0]):
+        mine, theirs = (structure(each[0]) or "a single array" for each in (pair, reference))
+        raise UsageError(f"{who} has features {mine}, but {reference_name} has {theirs}")
+    kinds = [("features", *both) for both in zip(leaves(pair[0]), leaves(reference[0]), strict=True)]
+    for what, own, other in (*kinds, ("labels", pair[1], reference[1])):
         if (own.shape[1:], own.dtype, own.device) != (other.shape[1:], other.dtype, other.device):
             mine, theirs = (f"{what} of shape {tuple(t.shape[1:])} and {t.dtype} on {t.device}" for t in (own, other))
             raise UsageError(f"{who} has {mine}, but {reference_name} has {theirs}")
 
 
-def _check_values(features: Tensor, labels: Tensor, holder: Callable[[int], str]) -> None:
-    for what, values in (("features", features), ("labels", labels)):
+def _check_values(features: Any, labels: Tensor, holder: Callable[[int], str]) -> None:
+    for what, values in (*(("features", leaf) for leaf in leaves(features)), ("labels", labels)):
         if not values.is_floating_point():
             continue
         # Block by block: torch.isfinite on everything would need as much memory again as the samples.
@@ -227,6 +300,3 @@ def _check_values(features: Tensor, labels: Tensor, holder: Callable[[int], str]
                 row = int(torch.nonzero(~finite)[0, 0])
                 kind = "NaN" if block[row].isnan().any() else "an infinity"
                 raise UsageError(f"{holder(start + row)} has {kind} in its {what}")
-    if not labels.is_floating_point() and int(labels.min()) < 0:
-        row = int(torch.nonzero(labels < 0)[0, 0])
-        raise UsageError(f"{holder(row)} has the label {int(labels.min())}, but labels must be at least 0")

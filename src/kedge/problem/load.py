@@ -10,7 +10,7 @@ from torch import Tensor
 from kedge.checks import real, whole, whole_seed
 from kedge.errors import UsageError
 from kedge.keyed import HOLDOUT, SUBSET, keyed
-from kedge.problem.datasets import DATASETS, load_dataset
+from kedge.problem.datasets import DATASETS, is_archive, load_dataset
 from kedge.problem.federation import Federation
 from kedge.problem.partition import split
 
@@ -25,18 +25,25 @@ def load_federation(
     *,
     holdout: float = 0.0,
     test_samples: int | None = None,
+    client_tests: float | None = None,
     **options: Any,
 ) -> Federation:
-    """Load the data set ``name`` and divide its training samples between ``clients``.
+    """Load the data set ``name``, or your own `data.npz`, and divide its training samples between ``clients``.
 
     ``holdout`` withholds that share of the training samples from the clients, drawn by the seed before the division,
     and uses it instead of the test set, so that tuning never sees the test set. ``test_samples`` draws that many of the
     test samples, for faster evaluation.
 
-    ``partition`` is one of ``PARTITIONS``; None means "by-user" if the data set has users, else "dirichlet".
+    ``partition`` is one of ``PARTITIONS``; None means "by-user" if the data set has users, else "dirichlet", or "iid"
+    if its labels are not classes. ``client_tests`` splits that share off every client's samples, as its own test set.
     Options: ``shards_per_client`` of the partition "shards", ``download`` and ``progress`` of
     ``load_dataset``, and the data set's own options.
     """
+    origin = {
+        "dataset": str(Path(name).absolute()) if is_archive(name) else name, "clients": clients, "partition": partition,
+        "alpha": alpha, "seed": seed, "data_dir": None if data_dir is None else str(Path(data_dir).absolute()),
+        "holdout": holdout, "test_samples": test_samples, "client_tests": client_tests,
+    } | {key: value for key, value in options.items() if key not in ("download", "progress")}  # fmt: skip
     shards = {key: options.pop(key) for key in ("shards_per_client",) if key in options}
     clients, seed = whole("clients", clients, 1), whole_seed(seed)
     entry = DATASETS.get(name)
@@ -45,16 +52,23 @@ def load_federation(
     if entry is not None and "users" in entry.options:
         options.setdefault("users", clients)
     data = load_dataset(name, data_dir, seed=seed, **options)
-    if partition is None:
-        partition = "dirichlet" if data.users is None else "by-user"
     features, labels = data.train
+    are_classes = labels.ndim == 1 and not labels.is_floating_point()
+    if partition is None:
+        partition = ("dirichlet" if are_classes else "iid") if data.users is None else "by-user"
+    if partition == "by-user" and is_archive(name) and data.users is not None:
+        clients = min(clients, len(np.unique(data.users)))
     kept, held = _held_out(len(labels), holdout, seed)
     users = None if data.users is None else data.users[kept]
-    parts = split(partition, labels.numpy()[kept], clients, seed=seed, alpha=alpha, users=users, **shards)
+    codes = labels.numpy()[kept] if are_classes else np.zeros(len(kept), np.int64)
+    parts = split(partition, codes, clients, seed=seed, alpha=alpha, users=users, **shards)
     test = data.test if held is None else (features[held], labels[held])
     if held is not None:
         parts = [kept[part] for part in parts]
-    return Federation.from_indices(features, labels, parts, _some(test, test_samples, seed))
+    test = None if test is None else _some(test, test_samples, seed)
+    made = Federation.from_indices(features, labels, parts, test, client_tests=client_tests)
+    made.origin = {key: value for key, value in origin.items() if value is not None}
+    return made
 
 
 def _held_out(samples: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:

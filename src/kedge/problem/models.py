@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +149,17 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, *, seed: in
     shape = tuple(whole("a side of input_shape", side, 1) for side in input_shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(whole_seed(seed))
-        return MODELS[name](shape, whole("classes", classes, 1), **options)
+        model = MODELS[name](shape, whole("classes", classes, 1), **options)
+    _ORIGINS[model] = {"name": name, "seed": seed, "shape": shape, "classes": classes} | options
+    return model
+
+
+_ORIGINS: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+
+
+def model_origin(model: nn.Module) -> dict[str, Any] | None:
+    """Return what `build_model` made a model from; None if it did not."""
+    return _ORIGINS.get(model)
 
 
 def model_options(name: str) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from kedge.checks import affordable, real, whole, whole_seed
 from kedge.errors import shown, unknown
 from kedge.problem.federation import Federation
 
+SAMPLES = 64
+"""Of every client, by default."""
+
 
 class QuadraticModel(nn.Module):
     """The point ``x``; its output for samples [client index, xi] is F(x; xi), one value per sample."""
@@ -113,7 +116,7 @@ def quadratics(
     *,
     heterogeneity: str = "mild",
     sigma: float = 0.0,
-    samples: int = 64,
+    samples: int = SAMPLES,
     seed: int = 0,
 ) -> Quadratics:
     """Make a quadratic problem in float64 whose model starts at the origin.
@@ -148,8 +151,14 @@ def quadratics(
         noise = normal(clients, samples, dim)
         noise -= noise.mean(1, keepdim=True)
         noise *= sigma / noise.square().sum(-1, keepdim=True).mean(1, keepdim=True).sqrt()
+    federation = _federation(noise)
+    if samples == SAMPLES:
+        federation.origin = {
+            "dataset": "quadratics", "clients": clients, "dim": dim, "heterogeneity": heterogeneity, "sigma": sigma,
+            "seed": seed,
+        }  # fmt: skip
     return Quadratics(
-        federation=_federation(noise),
+        federation=federation,
         model=QuadraticModel(hessians, centers, torch.zeros(dim, dtype=torch.float64)),
         loss=mean_output,
         hessians=hessians,

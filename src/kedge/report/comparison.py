@@ -50,7 +50,7 @@ def _summary(name: str, runs: Sequence[StoredRun], target: float | None) -> Summ
         diverged=sum(run.diverged is not None for run in runs),
         final_accuracy=_mean(accuracies),
         final_accuracy_std=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        best_accuracy=_mean([max(row["test_accuracy"] for row in history) for history in done if accuracies]),
+        best_accuracy=_mean([top for run in runs if run.last is not None and (top := _top(run)) is not None]),
         final_loss=_mean(_final(runs, "test_loss")),
         rounds_to_target=_mean([row["round"] for row in hits]) if complete else None,
         megabytes_to_target=_mean([(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in hits]) if complete else None,
@@ -61,6 +61,10 @@ def _summary(name: str, runs: Sequence[StoredRun], target: float | None) -> Summ
 
 def _mean(values: list[float]) -> float | None:
     return statistics.fmean(values) if values else None
+
+
+def _top(run: StoredRun) -> float | None:
+    return max((row["test_accuracy"] for row in run.rows if "test_accuracy" in row), default=None)
 
 
 def _first_at(history: list[Row], target: float) -> Row | None:

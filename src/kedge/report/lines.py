@@ -10,6 +10,7 @@ from typing import Any
 from kedge.algorithms import ALGORITHMS
 from kedge.errors import UsageError, shown
 from kedge.runs.reader import CONFIG, StoredRun, is_run, read_run, read_runs
+from kedge.runs.rebuild import MISSING, PYTHON
 
 NAME = "algorithm.name"
 ALIKE = frozenset({
@@ -129,5 +130,6 @@ def state_of(run: StoredRun) -> str:
 
 
 def repeat_command(run: StoredRun) -> str:
-    """Return the command that repeats a run; "" if there is none."""
-    return f"kedge run {shlex.quote(str(run.path / CONFIG))} --out again" if run.config else ""
+    """Return the command that repeats a run; "" if there is none, as for a run whose model a Python program made."""
+    complete = run.config and not run.config.get(PYTHON, {}).get(MISSING)
+    return f"kedge run {shlex.quote(str(run.path / CONFIG))} --out again" if complete else ""

@@ -16,7 +16,6 @@ from pathlib import Path
 from kedge.checks import whole
 from kedge.errors import RunWarning, UsageError
 from kedge.files import WriteError, claimed, refuse_difference, refuse_link
-from kedge.problem import DATASETS
 from kedge.runs.config import (
     TEST_SAMPLES,
     Config,
@@ -29,6 +28,7 @@ from kedge.runs.config import (
 )
 from kedge.runs.directory import RunDirectory, to_toml
 from kedge.runs.live import StopWhen, Watch
+from kedge.runs.own import entry_of
 from kedge.runs.processes import Ended, Message, Played, QueuedRun, Send, Stop, Warned, run_in_processes
 from kedge.runs.reader import (
     FINGERPRINT,
@@ -192,7 +192,7 @@ def _check_data(finished: Mapping[Path, Config]) -> None:
             continue
         data = config.data
         # The files of a data set are the same whatever is drawn by the seed; but not always those that are tested.
-        common = (DATASETS[data.dataset].test or 0) >= TEST_SAMPLES and data.test_samples is None and not data.holdout
+        common = (entry_of(data.dataset).test or 0) >= TEST_SAMPLES and data.test_samples is None and not data.holdout
         key = repr((data.dataset, data.data_dir) if common else (data, config.run.seed))
         if key not in seen:
             seen[key] = data_fingerprint(_problem(_Wanted(_key(config), config)).federation)

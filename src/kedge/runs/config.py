@@ -8,17 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 
 from kedge.algorithm import Algorithm
 from kedge.algorithms import make_algorithm
 from kedge.client import Loss
-from kedge.errors import UsageError, shown, unknown
-from kedge.own_code import Place
+from kedge.errors import UsageError, shown
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
 from kedge.problem.partition import WITH_ALPHA
 from kedge.runs.joining import own_device
+from kedge.runs.own import (
+    PLACES,
+    absolute_place,
+    entry_of,
+    loss_of,
+    metrics_of,
+    own_federation,
+    own_model,
+    places,
+    taken,
+)
+from kedge.runs.rebuild import refuse_missing
 from kedge.runs.settings import Config as Config
 from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
@@ -26,8 +36,11 @@ from kedge.schedules import Schedule
 from kedge.simulator.simulation import usable_device
 from kedge.theory import Diagnose
 
-DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples"})
+DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples", "client_tests"})
 """Keys of the section data that say how samples are divided; a data set without samples does not read them."""
+
+MODEL_KEYS = ("name", "loss", "sha256")
+"""Keys of the section model that are no options of the model."""
 
 TEST_SAMPLES = 10_000
 """From how many samples on a test set counts as large."""
@@ -104,10 +117,10 @@ def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[
 
 def check(raw: Mapping[str, Any]) -> Config:
     """Check a configuration; one sentence says the first thing that is wrong."""
+    refuse_missing(raw, "the configuration")
     check_values(raw)
     config = Config.read(raw)
-    if config.data.dataset not in DATASETS:
-        raise unknown("data set", config.data.dataset, DATASETS)
+    entry_of(config.data.dataset)
     algorithm_of(config)
     if usable_device(config.run.device).type == "meta":
         raise UsageError("device is 'meta', but it holds no numbers")
@@ -117,8 +130,15 @@ def check(raw: Mapping[str, Any]) -> Config:
 
 def _check_relevance(config: Config) -> None:
     """Refuse a setting that the problem would not look at."""
-    dataset, entry = config.data.dataset, DATASETS[config.data.dataset]
-    if strange := config.data.model_fields_set - _read_by(dataset):
+    dataset, entry = config.data.dataset, entry_of(config.data.dataset)
+    check_source("data", dataset, config.data.sha256)
+    check_source("model", config.model.name or "", config.model.sha256)
+    read = _read_by(dataset)
+    strange = frozenset() if read is None else config.data.model_fields_set - read
+    for place, sets in ((dataset, strange), (config.model.name, _unread(config))):
+        if sets and place is not None and places(place):
+            raise UsageError(f"{place} does not take {min(sets)}; it takes {', '.join(taken(places(place)[0]) or ())}")
+    if strange:
         name = min(strange)
         owners = [other for other, its in DATASETS.items() if name in its.options]
         if owners:
@@ -126,30 +146,42 @@ def _check_relevance(config: Config) -> None:
         raise UsageError(f"{dataset} has no samples to divide or to choose from, but data.{name} is set")
     if entry.make is not None and config.model.model_fields_set:
         raise UsageError(f"{dataset} brings its own model, but model.{min(config.model.model_fields_set)} is set")
+    loss_of(config.model.loss)
+    metrics_of(config.run.metrics)
 
 
-def _read_by(dataset: str) -> frozenset[str]:
-    """Return the keys of the section data that mean something to this data set."""
-    entry = DATASETS[dataset]
+def _unread(config: Config) -> frozenset[str]:
+    """Return the keys of the section model that a user's own function does not take."""
+    found = places(config.model.name)
+    known = taken(found[0]) if found else None
+    return frozenset() if known is None else frozenset(config.model.model_fields_set - {*MODEL_KEYS, *known})
+
+
+def _read_by(dataset: str) -> frozenset[str] | None:
+    """Return the keys of the section data that mean something to this data set; None is all."""
+    entry = entry_of(dataset)
+    if found := places(dataset):
+        known = taken(found[0])
+        return None if known is None else frozenset({"dataset", "sha256", *known})
     return frozenset({"dataset", "clients"}) | entry.options | (DIVISION if entry.make is None else frozenset())
 
 
 def algorithm_of(config: Config) -> Algorithm[Any, Any]:
     """Build the algorithm, with every hyper-parameter checked."""
     hyper = config.algorithm.model_dump()
-    _check_source(config.algorithm.name, hyper.pop("sha256"))
+    check_source("algorithm", config.algorithm.name, hyper.pop("sha256"))
     return make_algorithm(hyper.pop("name"), hyper)
 
 
-def _check_source(name: str, recorded: str | None) -> None:
-    """Refuse a user's own algorithm whose file has changed since the configuration was written."""
-    place = Place.parse(name)
-    if recorded is not None and place is None:
-        raise UsageError(f"algorithm.sha256 is set, but {name} is not a file")
-    if recorded is not None and place is not None and (now := place.sha256()) != recorded:
+def check_source(section: str, name: str, recorded: str | None) -> None:
+    """Refuse a user's own file that has changed since the configuration was written."""
+    found = places(name)
+    if recorded is not None and not found:
+        raise UsageError(f"{section}.sha256 is set, but {name} is not a file")
+    if recorded is not None and (now := found[0].sha256()) != recorded:
         raise UsageError(
-            f"{place.file} has changed since the configuration was written: its SHA-256 is {now[:12]}..., "
-            f"but algorithm.sha256 is {recorded[:12]}..."
+            f"{found[0].file} has changed since the configuration was written: its SHA-256 is {now[:12]}..., "
+            f"but {section}.sha256 is {recorded[:12]}..."
         )
 
 
@@ -161,19 +193,33 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
     written = {name: str(value) if isinstance(value, Schedule) else value for name, value in hyper.items()}
     sections["algorithm"] = {"name": config.algorithm.name, **written}
     sections["run"]["eval_every"] = eval_every(config)
-    sections["algorithm"]["name"] = absolute_place(config.algorithm.name)
-    if (place := Place.parse(config.algorithm.name)) is not None:
-        sections["algorithm"]["sha256"] = place.sha256()
     sections["data"]["data_dir"] = config.data.data_dir and str(Path(config.data.data_dir).absolute())
-    read = _read_by(config.data.dataset)
+    own = places(config.data.dataset)
+    read = {"dataset", *_passed(config)} if own else _read_by(config.data.dataset) or set()
     sections["data"] = {key: value for key, value in sections["data"].items() if key in read}
-    if DATASETS[config.data.dataset].make is not None:
+    if entry_of(config.data.dataset).make is not None:
         sections["model"] = {}
     else:
-        sections["data"]["partition"] = partition_name(config)
+        if not own:
+            sections["data"]["partition"] = partition_name(config)
         given = {key: value for key, value in sections["model"].items() if value is not None}
-        sections["model"] = {"name": model_name(config)} | model_options(model_name(config)) | given
+        options = {} if places(model_name(config)) else model_options(model_name(config))
+        sections["model"] = {"name": model_name(config)} | options | given
+    for key in PLACES:
+        section, _, name = key.partition(".")
+        text = sections[section].get(name)
+        if isinstance(text, str):
+            sections[section][name] = absolute_place(text)
+        if name != "loss" and section != "run" and places(text):
+            sections[section]["sha256"] = places(text)[0].sha256()
     return sections
+
+
+def _passed(config: Config) -> set[str]:
+    """Return the keys of the section data that a user's own function gets: those that are set or that it requires."""
+    known = taken(places(config.data.dataset)[0])
+    required = {name for name, needed in (known or {}).items() if needed}
+    return {*config.data.model_fields_set, *required} - {"dataset", "sha256"}
 
 
 def eval_every(config: Config) -> int:
@@ -186,33 +232,30 @@ def eval_every(config: Config) -> int:
     if run.eval_every is not None:
         return run.eval_every
     cohort, batch = run.cohort or config.data.clients, run.batch_size or TEST_SAMPLES
-    large = (DATASETS[config.data.dataset].test or 0) >= TEST_SAMPLES and config.data.test_samples is None
+    large = (entry_of(config.data.dataset).test or 0) >= TEST_SAMPLES and config.data.test_samples is None
     dear = math.ceil(TEST_SAMPLES / (EVALUATION_SHARE * 2 * cohort * run.local_steps * batch)) if large else 1
     return max(1, run.rounds // 50, min(dear, run.rounds // 10))
 
 
 def model_name(config: Config) -> str:
     """Return the model: as asked, or the data set's usual one."""
-    return config.model.name or DATASETS[config.data.dataset].model
+    return config.model.name or entry_of(config.data.dataset).model
 
 
-def absolute_place(algorithm: str) -> str:
-    """Return an id as it is, and of ``my_file.py:MyAlgorithm`` a place that holds from any directory."""
-    place = Place.parse(algorithm)
-    return str(place.absolute()) if place is not None else algorithm
-
-
-def partition_name(config: Config) -> str:
-    """Return the division of the data: as asked, or the data set's usual one."""
-    return config.data.partition or DATASETS[config.data.dataset].partition
+def partition_name(config: Config) -> str | None:
+    """Return the division of the data: as asked, or the data set's usual one; None if only the data can tell."""
+    entry = entry_of(config.data.dataset)
+    return config.data.partition or (entry.partition if entry.known else None)
 
 
 def division(config: Config) -> str:
     """Say how the clients differ: the partition, with its alpha where it has one."""
-    setting = DATASETS[config.data.dataset].differ_by
+    setting = entry_of(config.data.dataset).differ_by
     if setting != "partition":
         return str(getattr(config.data, setting))
     name = partition_name(config)
+    if name is None or places(config.data.dataset):
+        return "its own clients"
     return f"{name} {config.data.alpha:g}" if name in WITH_ALPHA else name
 
 
@@ -227,25 +270,43 @@ class Problem:
 
 def problem_of(config: Config) -> Problem:
     """Load the data, divide it and build the model, all from the run's seed."""
-    data, options = config.data, config.model.model_dump(exclude={"name"}, exclude_none=True)
-    make = DATASETS[data.dataset].make
+    data, options = config.data, config.model.model_dump(exclude=set(MODEL_KEYS), exclude_none=True)
+    entry = entry_of(data.dataset)
+    make = entry.make
     if make is not None:
-        own = {key: value for key, value in data.model_dump().items() if key in DATASETS[data.dataset].options}
+        own = {key: value for key, value in data.model_dump().items() if key in entry.options}
         made = make(data.clients, seed=config.run.seed, **own)
         return Problem(made.model, made.federation, made.loss)
-    federation = federation_of(config)
-    classes = int(federation.labels.max()) + 1
-    shape = tuple(federation.features.shape[1:])
-    model = build_model(model_name(config), shape, classes, seed=config.run.seed, **options)
-    return Problem(model, federation, cross_entropy)
+    federation, name, seed = federation_of(config), model_name(config), config.run.seed
+    plain, classes = isinstance(federation.features, Tensor), _outputs(federation)
+    shape = tuple(federation.features.shape[1:]) if plain else None
+    if found := places(name):
+        model = own_model(found[0], options | {"input_shape": shape, "classes": classes}, seed)
+    elif shape is None or classes is None:
+        raise UsageError(f"the model is {name}, but this data needs one of your own: --model file.py:function")
+    else:
+        model = build_model(name, shape, classes, seed=seed, **options)
+    return Problem(model, federation, loss_of(config.model.loss))
+
+
+def _outputs(federation: Federation) -> int | None:
+    """Return how many outputs a model of this data has: the classes, or the numbers of a target; None if unknown."""
+    labels = federation.labels
+    if not len(labels):
+        return None
+    return labels[0].numel() if labels.is_floating_point() or labels.ndim > 1 else int(labels.max()) + 1
 
 
 def federation_of(config: Config) -> Federation:
     """Load the data and divide it."""
     data = config.data
+    if found := places(data.dataset):
+        values = {key: value for key, value in data.model_dump().items() if key in _passed(config)}
+        return own_federation(found[0], values | {"seed": config.run.seed})
     return load_federation(
         data.dataset, data.clients, partition_name(config), data.alpha, config.run.seed, data.data_dir,
         holdout=data.holdout, test_samples=data.test_samples, shards_per_client=data.shards_per_client,
+        client_tests=data.client_tests,
     )  # fmt: skip
 
 
@@ -264,5 +325,6 @@ def run_config(
         callbacks = [Diagnose(config.run.diagnose), *callbacks]
     return simulate(
         problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
-        callbacks=callbacks, **config.run.part(SimulationSettings).model_dump() | here,
+        callbacks=callbacks, metrics=metrics_of(config.run.metrics),
+        **config.run.part(SimulationSettings).values() | here,
     )  # fmt: skip

@@ -37,11 +37,14 @@ class RunDirectory:
         *,
         resume: bool = False,
         new: bool = False,
+        python: bool = False,
     ) -> None:
         """Check that the directory can be created or, to resume, holds a run; nothing is written before `opened`.
 
-        ``new``: `make_new_directory` created it, and it is removed again if nothing is written to it.
+        ``new``: `make_new_directory` created it, and it is removed again if nothing is written to it. ``python``: no
+        command asked for it.
         """
+        self._python = python
         self.path = Path(path)
         self._config = config
         self._resume = resume
@@ -58,7 +61,7 @@ class RunDirectory:
             return
         if not ours or SUMMARY in holds:
             raise UsageError(f"out is {self.path}, but that directory is not empty; nothing was overwritten")
-        way = f"`kedge resume {self.path}`" if CONFIG in ours else "simulate(..., resume=True)"
+        way = f"`kedge resume {self.path}`" if CONFIG in ours and not self._python else "simulate(..., resume=True)"
         raise UsageError(f"out is {self.path}, but that directory holds an unfinished run; continue it with {way}")
 
     @property

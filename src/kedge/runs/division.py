@@ -52,7 +52,8 @@ def _divided(asked: str) -> Division | None:
         raise UsageError(f"clients is {data.clients}, but at most {DIVIDED} are divided for a picture")
     federation = load_federation(
         data.dataset, data.clients, data.partition or entry.partition, data.alpha, config.run.seed,
-        holdout=data.holdout, test_samples=data.test_samples, shards_per_client=data.shards_per_client, download=False,
+        holdout=data.holdout, test_samples=data.test_samples, shards_per_client=data.shards_per_client,
+        client_tests=data.client_tests, download=False,
     )  # fmt: skip
     labels = federation.labels.numpy()
     names = np.unique(labels)[:LABELS]

@@ -85,7 +85,9 @@ class LiveRun:
     def parameters(self) -> dict[str, Any]:
         """The algorithm, its hyper-parameters and the settings of the federation, in one flat table."""
         method = self._simulation.algorithm
-        return {"algorithm": type(method).__name__} | asdict(method) | self._simulation.settings.model_dump()
+        values = {"algorithm": type(method).__name__} | asdict(method) | self._simulation.settings.values()
+        plain = (bool, int, float, str, type(None))
+        return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}
 
     def evaluate_clients(self) -> list[dict[str, float]]:
         """Return the model's loss, accuracy and your metrics at each client.

@@ -80,7 +80,7 @@ class StoredRun:
 
     path: Path
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The sections of `config.toml`; empty if `simulate` was called without a configuration."""
+    """The sections of `config.toml`. In that of a run made in Python, the section python lists what is missing."""
     rows: list[Row] = field(default_factory=list)
     """One row per evaluated round."""
     summary: dict[str, Any] | None = None

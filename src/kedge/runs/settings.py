@@ -28,7 +28,10 @@ class DataSettings(Section):
 
     panel = "Data"
 
-    dataset: str = setting("digits", f"{DATASETS}.")
+    model_config = ConfigDict(extra="allow", frozen=True)
+    own = "dataset"
+
+    dataset: str = setting("digits", f"{DATASETS}; your own data.npz, or file.py:function.")
     data_dir: str | None = setting(
         None, "Where the files are.", default_text="$KEDGE_DATA or ~/.cache/kedge", free=True
     )
@@ -40,17 +43,30 @@ class DataSettings(Section):
         0.0, "The share of the training samples to evaluate on, instead of the test set.", at_least=0, below=1
     )
     test_samples: int | None = setting(None, "Samples to evaluate on.", at_least=1, default_text="all")
+    client_tests: float | None = setting(
+        None, "The share of every client's samples that becomes its own test set, see eval_clients.",
+        above=0, below=1, default_text="none",
+    )  # fmt: skip
     dim: int = setting(20, "Of quadratics: the number of parameters.", at_least=1)
     heterogeneity: str = setting("mild", "Of quadratics: how the clients differ: mild, shared or large.")
     sigma: float = setting(0.0, "Of quadratics: the noise of a sample's gradient.", at_least=0)
+    sha256: str | None = setting(None, "Of the source, where the data set is file.py:function.", option="")
 
 
 class ModelSettings(Section):
-    """What is trained. A setting that a model does not know is refused."""
+    """What is trained, and by which loss. A setting that a model does not know is refused."""
 
     panel = "Model"
 
-    name: str | None = setting(None, f"{MODELS}.", option="model", default_text="mlp; logistic for synthetic")
+    model_config = ConfigDict(extra="allow", frozen=True)
+    own = "name"
+
+    name: str | None = setting(
+        None, f"{MODELS}, or your own file.py:function.", option="model", default_text="mlp; logistic for synthetic"
+    )
+    loss: str | None = setting(
+        None, "cross-entropy, mse, bce, or your own file.py:function.", default_text="cross-entropy"
+    )
     widths: list[int] | None = setting(None, "Of mlp: the units of each hidden layer.", default_text="the model's")
     dropout: float | None = setting(
         None, "Of mlp: the share of units to drop.", at_least=0, below=1, default_text="the model's"
@@ -61,6 +77,7 @@ class ModelSettings(Section):
     width: int | None = setting(
         None, "Of resnet18: the channels of its first stage.", at_least=1, at_most=64, default_text="the model's"
     )
+    sha256: str | None = setting(None, "Of the source, where the name is file.py:function.", option="")
 
 
 class AlgorithmSettings(Section):
@@ -113,6 +130,9 @@ class RunSettings(SimulationSettings):
     stall_timeout: float = setting(
         300.0, "Seconds of silence after which a process counts as lost.", above=0, free=True
     )
+    metrics: str | None = setting(
+        None, "Your own metrics of the test set: file.py:function, several separated by commas.", free=True
+    )
     diagnose: int | None = setting(
         None, "Add the proof's quantities (drift, errors of momentum and control variables) to the rows of every n-th "
         "round, of those that are evaluated.", at_least=1, default_text="never", free=True,
@@ -145,13 +165,22 @@ class Config(BaseModel):
 
 
 def _read(name: str, kind: type[Section], values: Mapping[str, Any]) -> Any:
-    for key in values:
-        if key not in kind.declared and kind.model_config["extra"] == "forbid":
+    for key, value in values.items():
+        if key in kind.declared:
+            continue
+        if not kind.takes_more(values):
             raise unknown(f"key of {name}", key, kind.declared)
+        if name != "algorithm" and not _is_plain(value):
+            raise UsageError(f"{name}.{key} is {shown(value)}, but must be a number, text, a truth value or a list")
     try:
         return kind.read(values)
     except UsageError as error:
         raise UsageError(f"{name}.{error}") from None
+
+
+def _is_plain(value: Any) -> bool:
+    parts = value if isinstance(value, list) else [value]
+    return all(isinstance(part, bool | int | float | str) for part in parts)
 
 
 SETTINGS: dict[str, Setting] = {

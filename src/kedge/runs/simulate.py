@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from kedge.problem import Federation
 from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.interrupts import stopping_on_interrupt
 from kedge.runs.live import Callbacks, LiveRun
-from kedge.runs.reader import Row
+from kedge.runs.reader import CONFIG, Row
+from kedge.runs.rebuild import described
 from kedge.runs.recording import Recording
 from kedge.runs.result import DivergedError as DivergedError
 from kedge.runs.result import Result as Result
@@ -78,7 +80,11 @@ def simulate(
         raise UsageError("resume is True, but out names no directory to resume from")
     if not current_processes().leads:
         out = None  # the first process keeps the directory
-    directory = out if isinstance(out, RunDirectory) or out is None else RunDirectory(out, resume=resume)
+    if out is not None and not isinstance(out, RunDirectory):
+        keep = resume and (Path(out) / CONFIG).exists()
+        said = None if keep else described(model, federation, algorithm, loss, chosen, {"metrics": own})
+        out = RunDirectory(out, said, resume=resume, python=True)
+    directory = out
     # Locked before anything is computed, until the end: nobody else can use the same directory.
     with nullcontext() if directory is None else directory.opened():
         run = Simulation(
@@ -126,8 +132,9 @@ def simulate(
             tell("on_start")
             for done in range(run.round + 1, rounds + 1):
                 before = run.moment.state.x
-                run.advance()
-                finite = evaluated(before) if done % eval_every == 0 or done == rounds else _finite(run, {})
+                due = done % eval_every == 0 or done == rounds
+                run.advance(measured=due)
+                finite = evaluated(before) if due else _finite(run, {})
                 if finite:
                     tell("on_round")
                 diverged, stopped, due, every = run.processes.agree(
@@ -159,6 +166,8 @@ def _measure(run: Simulation, before: Tensor, eval_clients: bool, metrics: Mappi
         row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *data.test, metrics).items()}
     if eval_clients:
         row |= evaluate_clients(module, run.loss, data, metrics)
+    if math.isfinite(run.train_loss):
+        row["train_loss"] = run.train_loss
     row["step_norm"] = float((moment.state.x - before).norm())
     return row | {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
 

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kedge.checks import whole
 from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
-from kedge.problem import DATASETS
 from kedge.runs.batch import FREE, Event, available_cores, rehearse, run_batch
-from kedge.runs.config import Config, absolute_place, check, eval_every, merged
+from kedge.runs.config import Config, check, eval_every, merged
 from kedge.runs.directory import to_toml
 from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
 from kedge.runs.optuna_search import FILE as STUDY
 from kedge.runs.optuna_search import Study, require_optuna
+from kedge.runs.own import PLACES, absolute_place, entry_of, metrics_of
 from kedge.runs.reader import read_toml
 from kedge.runs.search import Standing, is_higher_better, ranked
 
@@ -72,16 +72,15 @@ class SweepPlan:
 
 def columns(config: Config) -> list[str]:
     """Return the columns of a configuration's rows that say how good a model is."""
-    names = ["accuracy", "loss"]
+    names = ["accuracy", "loss", *metrics_of(config.run.metrics)]
     clients = [f"clients_{name}{worst}" for name in names for worst in ("", "_worst_decile")]
     return [f"test_{name}" for name in names] + (clients if config.run.eval_clients else [])
 
 
 def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with absolute paths."""
-    places: dict[str, Callable[[str], str]] = {
-        "algorithm.name": absolute_place, "data.data_dir": lambda path: str(Path(path).absolute()),
-    }  # fmt: skip
+    places: dict[str, Callable[[str], str]] = dict.fromkeys(PLACES, absolute_place)
+    places["data.data_dir"] = lambda path: str(Path(path).absolute())
     changes = []
     for key, place in places.items():
         section, _, name = key.partition(".")
@@ -95,7 +94,7 @@ def absolute_axes(axes: Mapping[str, Axis]) -> dict[str, Axis]:
     """Return the grid with absolute paths."""
 
     def placed(key: str, axis: Axis) -> Axis:
-        if key != "algorithm.name" or not isinstance(axis, Choices):
+        if key not in PLACES or not isinstance(axis, Choices):
             return axis
         return Choices(tuple(absolute_place(name) if isinstance(name, str) else name for name in axis.values))
 
@@ -220,7 +219,8 @@ class Sweep:
         rounds = 0
         for point in points:
             config = self.plan.config(point)
-            if DATASETS[config.data.dataset].classes is None and self.plan.metric == "test_accuracy":
+            entry = entry_of(config.data.dataset)
+            if entry.known and entry.classes is None and self.plan.metric == "test_accuracy":
                 raise UsageError(f"metric is test_accuracy, but {config.data.dataset} has no accuracy; use test_loss")
             rehearse(config)
             rounds = config.run.rounds

@@ -39,18 +39,19 @@ class Crew:
             members = [Member(client, count, state(client)) for client, count in numbers]
             return answer(self.rules, question, needs, members, engine.run)
 
-        parts = self._parts(efforts)
+        parts = self._parts(efforts, samples)
         # Large models divide their operations between the threads; otherwise each client has one thread.
         with compute_threads(1 if self.parameters < LARGE else None):
             for replies in self.pool.map(play, parts):
                 yield from replies
 
-    def _parts(self, efforts: Sequence[Effort]) -> list[slice]:
+    def _parts(self, efforts: Sequence[Effort], samples: NDArray[np.int64]) -> list[slice]:
         """Divide a cohort into groups that run together: equal efforts within a group, and work for every thread."""
         engine, threads = self.pool.engines[0], len(self.pool.engines)
         size, minibatches = self.rules.settings.batch_size, efforts[0].minibatches
         most = engine.group(None if size is None or minibatches is None else size * minibatches)
-        if any(effort != efforts[0] for effort in efforts):
+        small = size is not None and minibatches is not None and int(samples.min()) < size
+        if small or any(effort != efforts[0] for effort in efforts):
             most = 1
         count = max(-(-len(efforts) // most), min(len(efforts), threads))
         ends = [len(efforts) * part // count for part in range(count + 1)]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.problem import Federation
+from kedge.samples import Lazy, leaves, structure
 from kedge.schedules import Schedule
 from kedge.simulator.simulation import Simulation
 
@@ -40,7 +41,7 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
         "algorithm file": getattr(sys.modules.get(type(run.algorithm).__module__), "__sha256__", None),
         "server state": ", ".join(type(run.moment.state)._fields),
         "client state": ", ".join(name for name in run.row_template if name != "clients"),
-        **{name.replace("_", " "): _plain_setting(value) for name, value in run.settings.model_dump().items()},
+        **{name.replace("_", " "): _plain_setting(value) for name, value in run.settings.values().items()},
         **_functions(run),
         "loss": _said(run.loss),
         "loss code": code(run.loss),
@@ -60,19 +61,31 @@ def _plain_setting(value: Any) -> Any:
 
 
 def _functions(run: Simulation) -> dict[str, str]:
-    """Return the code of schedules that are the user's own functions."""
+    """Return the user's own code in schedules and local updates."""
     found = {**run.algorithm.scheduled, "weight_decay": run.settings.weight_decay}
     own = {name: value.function for name, value in found.items() if isinstance(value, Schedule)}
-    return {f"{name} code": code(function) for name, function in own.items() if function is not None}
+    codes = {f"{name} code": code(function) for name, function in own.items() if function is not None}
+    update = run.settings.local_update
+    return codes | ({} if update is None else {"local update code": code(update)})
 
 
 def data_fingerprint(federation: Federation) -> dict[str, str]:
     """Return the part of the fingerprint that covers the data set, however it is divided."""
     test = (None, None) if federation.test is None else federation.test
-    tensors = {
+    inputs = {
         "features": federation.features, "labels": federation.labels, "test features": test[0], "test labels": test[1],
     }  # fmt: skip
-    return {name: "none" if tensor is None else checksum(tensor) for name, tensor in tensors.items()}
+    return {name: _data(value) for name, value in inputs.items()}
+
+
+def _data(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Lazy):  # its transforms, and one sample
+        features, labels = value.take(torch.zeros(1, dtype=torch.int64))
+        codes = dict.fromkeys(code(data) for data in value.datasets)
+        return f"lazy {len(value)} {checksum(*leaves(features), labels)} {' '.join(codes)}"
+    return f"{structure(value)}{checksum(*leaves(value))}"
 
 
 def _said(loss: Any) -> str:

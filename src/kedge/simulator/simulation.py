@@ -5,6 +5,7 @@ numbers fix: the result depends only on who took part.
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -16,7 +17,8 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
-from kedge.errors import UsageError
+from kedge.client.trial import Trial
+from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
@@ -69,31 +71,32 @@ class Simulation:
             if not isinstance(value, kind):
                 raise UsageError(f"{name} is {value!r}, but must be a {kind.__module__}.{kind.__name__}")
         self.initial_model, self.algorithm, self.loss, self.device = model, algorithm, loss, device
-        self.settings = settings or Settings()
+        self.settings = _everyone(settings or Settings(), len(federation))
         self.processes = processes or current_processes()
         place = usable_device(device)
         dtype = next(model.parameters(), torch.zeros(0)).dtype
         self.federation = federation.to(dtype, place, channels_last=convolves(model, federation.features))
         self._check()
         self.flat = FlatModule(model, place)
-        self.random = self._tried()
+        trial = self._tried()
+        self.random, self.loss = trial.random or self.federation.is_lazy, trial.loss
         x = self.flat.initial
-        self._rounds = Rounds(algorithm, self.settings, self.federation.sizes)
+        rules = Rules.of(algorithm, self.settings, self.flat.places, x, self.random)
+        self._rounds = Rounds(algorithm, self.settings, self.federation.sizes, hidden=rules.hidden)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
-        self._store = ClientStore(lambda: algorithm.at(0).init_client(x), state_memory, scratch)
-        rules = Rules(algorithm, self.settings, self.random)
+        self._store = ClientStore(lambda: rules.initial_state(x), state_memory, scratch)
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
-    def _tried(self) -> bool:
-        """Try the model on the smallest client; return whether it draws random numbers."""
+    def _tried(self) -> Trial:
+        """Try the model on the smallest client."""
         data, size = self.federation, self.settings.batch_size
         smallest = int(data.sizes.argmin())
         rows = data.indices[smallest][:size]
         labels = [data.labels] if data.test is None else [data.labels, data.test[1]]
         who = f"batch_size is {size}" if size else f"client {smallest} has {len(rows)} sample"
-        return try_model(self.flat, data.features[rows], data.labels[rows], self.loss, labels, who)
+        return try_model(self.flat, *data.samples.take(rows), self.loss, labels, who)
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
@@ -122,11 +125,10 @@ class Simulation:
             raise UsageError(
                 f"there are {self.processes.count} processes, but shards is {settings.shards}; each needs at least one"
             )
-        smallest = int(sizes.argmin())
-        if settings.batch_size is not None and settings.batch_size > sizes[smallest]:
-            raise UsageError(
-                f"batch_size is {settings.batch_size}, but client {smallest} has only {sizes[smallest]} samples"
-            )
+        if settings.batch_size is not None and settings.batch_size > sizes.min() and self.processes.leads:
+            small = f"{int((sizes < settings.batch_size).sum())} of {clients} clients have fewer samples"
+            text = f"batch_size is {settings.batch_size}, but {small}: a minibatch of theirs is all they have"
+            warnings.warn(text, RunWarning, stacklevel=3)
         most, first = Effort(int(settings.steps(sizes).max())), self.algorithm.at(0)
         for exchange in (*first.opening(), *first.exchanges(0, settings.seed)):
             effort = exchange.effort(most)
@@ -184,6 +186,14 @@ class Simulation:
             raise UsageError(f"the state of client {number} is not in this process, but in another process of the run")
         return dict(self._store[number]._asdict())
 
+    def client_model(self, number: int) -> nn.Module:
+        """Return the current model as a client sees it, with its personal layers: an independent copy."""
+        kept, x = self.client(number), self.moment.state.x
+        if self._crew.rules.update is not None:
+            rows = {name: vector.unsqueeze(0) for name, vector in kept.items()}
+            x = self._crew.rules.update.enter(x, rows)[0]
+        return self.flat.exported(x, self.moment.buffers)
+
     def description(self) -> str:
         """Describe how the clients are run."""
         engines = self._crew.pool.engines
@@ -200,9 +210,14 @@ class Simulation:
 
     # ---- playing
 
-    def advance(self) -> None:
-        """Play the next round (before the first one, the opening)."""
-        self.moment = self._rounds.play(self.moment, self._gather)
+    def advance(self, *, measured: bool = False) -> None:
+        """Play the next round (before the first one, the opening); if ``measured``, with its `train_loss`."""
+        self.moment = self._rounds.play(self.moment, self._gather, measured=measured)
+
+    @property
+    def train_loss(self) -> float:
+        """The mean loss of the minibatches that the last round's clients trained on; not a number if not measured."""
+        return self.moment.train_loss
 
     def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> "Answer":
         """Ask clients (None: all) a question at this moment; no state changes and no cost is counted.
@@ -319,6 +334,20 @@ class Answer:
         reply, _ = self._run.mean_reply(self._question, [client], weighted=False)
         own: dict[str, Tensor] = reply._asdict()
         return own
+
+
+def _everyone(settings: Settings, clients: int) -> Settings:
+    """Return the settings; a cohort that nobody chose, but that is larger than the federation, is everyone."""
+    declared = Settings.declared["cohort"]
+    if (
+        settings.cohort is None
+        or settings.cohort <= clients
+        or settings.cohort not in (declared.default, declared.start)
+    ):
+        return settings
+    text = f"cohort is {settings.cohort} by default, but there are {clients} clients: all of them take part"
+    warnings.warn(text, RunWarning, stacklevel=4)
+    return settings.model_copy(update={"cohort": None})
 
 
 def usable_device(name: str) -> torch.device:

@@ -7,11 +7,11 @@ from typing import Any
 
 from kedge.checks import check_options, whole_seed
 from kedge.errors import UsageError, unknown
-from kedge.problem.datasets import cifar, digits, mnist, synthetic
+from kedge.problem.datasets import cifar, digits, mnist, npz, synthetic
 from kedge.problem.datasets.base import DataSet, Entry, Progress, Source
 from kedge.problem.quadratics import quadratics
 
-__all__ = ["DATASETS", "DataSet", "Entry", "Progress", "load_dataset"]
+__all__ = ["DATASETS", "DataSet", "Entry", "Progress", "is_archive", "load_dataset"]
 
 DATASETS: dict[str, Entry] = {
     "digits": Entry(digits.load, shape=(64,), train=1442, test=355, classes=10),
@@ -26,6 +26,11 @@ DATASETS: dict[str, Entry] = {
 }
 
 
+def is_archive(name: str) -> bool:
+    """Whether a data set is a file of the user's own."""
+    return name.endswith(".npz")
+
+
 def load_dataset(
     name: str,
     data_dir: str | Path | None = None,
@@ -34,12 +39,14 @@ def load_dataset(
     progress: Progress | None = None,
     **options: Any,
 ) -> DataSet:
-    """Load a data set by name, with files from ``data_dir``, $KEDGE_DATA or ~/.cache/kedge.
+    """Load a data set by name, with files from ``data_dir``, $KEDGE_DATA or ~/.cache/kedge; or `data.npz`, your own.
 
     ``download`` allows missing files to be downloaded, ``progress`` is called as that advances (by default, a bar on
     a terminal), and ``seed`` matters only to generated data. Options: ``users``, ``synthetic_alpha`` and
     ``synthetic_beta`` of synthetic.
     """
+    if is_archive(name):
+        return npz.load(Path(name).expanduser())
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     load = DATASETS[name].load

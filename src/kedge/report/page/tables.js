@@ -126,7 +126,7 @@ function runTable() {
       copy.append(button);
     }
     return element("tr", {}, element("td", { class: "text name", text: line.name }), element("td", { text: run.seed === null ? "–" : String(run.seed) }), state,
-      element("td", { class: "text path", text: run.command || `${run.path} (without a configuration)` }), copy);
+      element("td", { class: "text path", text: run.command || `${run.path} (no command repeats it: the run was made in Python)` }), copy);
   }));
   showMore("more-runs", rows.length, sorting.allRuns, () => { sorting.allRuns = true; runTable(); });
 }

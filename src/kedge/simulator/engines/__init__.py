@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.client import Loss
 from kedge.errors import UsageError, unknown
@@ -56,6 +56,8 @@ def make_engines(
         raise unknown("engine", name, ENGINES)
     setup = Setup(model, federation, loss, device)
     asked = [kind for kind in TABLE if name in ("auto", kind.name)]
+    if not isinstance(federation.features, Tensor):  # the others read one tensor
+        asked = [kind for kind in asked if kind is TABLE[-1]] or asked
     for kind in asked:
         build = kind.builder(setup)
         if build is not None:

@@ -25,7 +25,7 @@ class Setup:
     def steps(self, flat: FlatModule, gradients: Gradients) -> ClientSteps:
         """Return what runs the local steps of the federation's clients with these gradients."""
         data = self.federation
-        return ClientSteps(flat, gradients, data.features, data.labels, data.indices.__getitem__)
+        return ClientSteps(flat, gradients, data.samples, data.indices.__getitem__)
 
 
 class Engine(Protocol):

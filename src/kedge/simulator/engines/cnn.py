@@ -187,6 +187,7 @@ class WrittenOut:
         self._known = known
         self._first = next(i for i, stage in enumerate(self._stages) if isinstance(stage, _Convolution | _Affine))
         self._one_hot = torch.eye(classes, dtype=like.dtype, device=like.device)
+        self._last = (self._one_hot, self._one_hot)
 
     def __call__(self, features: Tensor, labels: Tensor, seed: int | None) -> Sequence[Tensor]:
         """Return the gradients at the currently bound parameters."""
@@ -195,12 +196,17 @@ class WrittenOut:
         for stage in self._stages:
             h = stage.forward(h, source)
         target = labels if labels.is_floating_point() else self._one_hot.index_select(0, labels)
+        self._last = h, target
         delta = self._known.delta(h, target, torch.empty_like(h)).mul_(self._known.factor(*h.shape))
         parts: list[Tensor] = []
         for number in reversed(range(self._first, len(self._stages))):
             delta, own = self._stages[number].backward(delta, number > self._first)
             parts = own + parts
         return parts
+
+    def loss(self) -> Tensor:
+        """Return the loss of the last call."""
+        return self._known.value(*self._last).mean()
 
 
 class CNNEngine:

@@ -119,15 +119,26 @@ class KnownLoss:
 
     delta: Callable[[Tensor, Tensor, Tensor], Tensor]  # (output, target, where to write)
     factor: Callable[[int, int], float]  # (samples, outputs)
+    value: Callable[[Tensor, Tensor], Tensor]  # (output, target): the loss of each sample
+
+
+def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:
+    # With the classes first: torch is ten times as fast there as with a few classes last. Its last few columns would be
+    # computed by other code than the rest, and which clients those are depends on the groups: they are filled up.
+    columns = output.reshape(-1, output.shape[-1]).T
+    logs = torch.log_softmax(torch.nn.functional.pad(columns, (0, -columns.shape[1] % 64)), 0)[:, : columns.shape[1]]
+    return (logs * target.reshape(-1, output.shape[-1]).T).sum(0).neg_().view(output.shape[:-1])
 
 
 CROSS_ENTROPY = KnownLoss(
     lambda output, target, out: torch.softmax(output, -1, out=out).sub_(target),
     lambda samples, _: 1 / samples,
+    _cross_entropies,
 )
 SQUARED_ERROR = KnownLoss(
     lambda output, target, out: torch.sub(output, target, out=out),
     lambda samples, outputs: 2 / (samples * outputs),
+    lambda output, target: (output - target).square().mean(-1),
 )
 
 

@@ -27,7 +27,7 @@ from kedge.local_steps import local_steps
 from kedge.problem import Federation
 from kedge.round import Done, Work
 from kedge.simulator.engines.base import Engine, Setup, compute_threads
-from kedge.simulator.engines.layers import Layer, known_loss, plan
+from kedge.simulator.engines.layers import KnownLoss, Layer, known_loss, plan
 
 PRECISION = 1e5
 """The smallest eta K a, in units of rounding, that gives a mean gradient from the displacement: 0.012 in float32."""
@@ -89,26 +89,29 @@ class MLPEngine:
     def run(self, work: Work) -> Done:
         """Run local steps, fused where the rule allows it."""
         rule = work.rule.clean()
+        losses = Losses(self.loss, []) if work.measured else None
         if self._can_fuse(rule, work):
-            local = self._fused(rule, work, self._gather(work))
-            return Done(local, work.buffers, work.steps * (1 + len(rule.anchors)))
+            local = self._fused(rule, work, self._gather(work), losses)
+            calls = work.steps * (1 + len(rule.anchors))
+            return Done(local, work.buffers, calls, losses.of_clients() if losses else ())
         calls, data = 0, None
 
         def gradient(point: Vector, k: int, second: bool) -> Vector:
             nonlocal calls, data
             calls += 1
             data = data or self._gather(work)  # only here: an exchange without steps reads no samples
-            return self._gradient(point, work.weight_decay, *data.step(k))
+            return self._gradient(point, work.weight_decay, *data.step(k), None if second else losses)
 
-        local = local_steps(rule, work.start, work.eta, work.steps, gradient, work.needs)
-        return Done(local, work.buffers, calls)
+        local = local_steps(rule, work.start, work.eta, work.steps, gradient, work.needs, work.update, work.clients)
+        return Done(local, work.buffers, calls, losses.of_clients() if losses else ())
 
     def _can_fuse(self, rule: Direction, work: Work) -> bool:
         fixed = all(anchor.point is not None for anchor in rule.anchors)
         known = not work.needs.last_direction and not (work.needs.mean_grad and not self._can_derive(rule, work))
         masked_anchors = bool(rule.anchors) and work.seeds is not None and work.batches is None
         # One step is a gradient query: it needs the direction itself, not a difference of models.
-        return work.steps > 1 and bool(rule.grad) and not rule.memory and fixed and known and not masked_anchors
+        plain = work.update is None and work.steps > 1
+        return plain and bool(rule.grad) and not rule.memory and fixed and known and not masked_anchors
 
     @staticmethod
     def _can_derive(rule: Direction, work: Work) -> bool:
@@ -208,13 +211,16 @@ class MLPEngine:
         return activation.backward(out, outputs[number - 1]) if activation else out
 
     def _gradient(
-        self, point: Vector, decay: float, features: Tensor, target: Tensor, masks: Sequence[Tensor | None]
-    ) -> Vector:
+        self, point: Vector, decay: float, features: Tensor, target: Tensor, masks: Sequence[Tensor | None],
+        losses: "Losses | None",
+    ) -> Vector:  # fmt: skip
         clients, size = features.shape[:2]
         grad = self._kept("gradient", clients, self.parameters)
         parameters, into = self._views(point.expand_as(grad)), self._views(grad)
         back = self._buffers(clients, size, "back")
         inputs, outputs = self._forward(parameters, features, masks, self._buffers(clients, size, "forth"))
+        if losses is not None:
+            losses.add(inputs[-1].clone(), target)
         delta = self.loss.delta(inputs[-1], target, back[-1]).mul_(self.loss.factor(size, self.classes))
         for number in reversed(range(len(self.layers))):
             _product(delta, inputs[number], into[number])
@@ -223,7 +229,7 @@ class MLPEngine:
                 delta = self._back(number, delta, parameters[number].weight, outputs, masks[number - 1], before)
         return grad.add_(point, alpha=decay) if decay else grad
 
-    def _fused(self, rule: Direction, work: Work, data: "StepSamples") -> Local:
+    def _fused(self, rule: Direction, work: Work, data: "StepSamples", losses: "Losses | None") -> Local:
         eta, a, clients = work.eta, rule.grad, len(work.clients)
         x = rows(clients, self.parameters, like=work.start).copy_(work.start)
         parameters = self._views(x)
@@ -234,6 +240,9 @@ class MLPEngine:
         ones = [x.new_ones(clients, data.size * (1 + len(anchors) * (n > 0)), 1) for n in range(len(self.layers))]
         for k in range(work.steps):
             features, target, masks = data.step(k)
+            if losses is not None:
+                forth[-1] = self._kept(f"output {k}", clients, data.size, self.classes)
+                losses.add(forth[-1], target)
             inputs, outputs = self._forward(parameters, features, masks, forth)
             delta = self.loss.delta(inputs[-1], target, back[-1])
             for number in reversed(range(len(self.layers))):
@@ -345,6 +354,26 @@ class FixedAnchor(NamedTuple):
 
 def _fixed(rule: Direction) -> list[FixedAnchor]:
     return [FixedAnchor(anchor.weight, anchor.point) for anchor in rule.anchors if anchor.point is not None]
+
+
+class Losses(NamedTuple):
+    """The outputs of a group's local steps, kept to compute all losses at once: a call costs more than its numbers."""
+
+    loss: KnownLoss
+    steps: list[tuple[Tensor, Tensor]]
+
+    def add(self, output: Tensor, target: Tensor) -> None:
+        """Keep a step's output."""
+        self.steps.append((output, target))
+
+    def of_clients(self) -> list[list[float]]:
+        """Return the loss of every client and step."""
+        if not self.steps:
+            return []
+        outputs, targets = (torch.stack(parts, 1) for parts in zip(*self.steps, strict=True))
+        values = self.loss.value(outputs, targets)
+        found: list[list[float]] = values.double().cpu().numpy().mean(-1).tolist()
+        return found
 
 
 @dataclass(frozen=True)
