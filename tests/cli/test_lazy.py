@@ -17,6 +17,7 @@ COMMANDS = [
     "sweep",
     "algorithms",
     "partition",
+    "diagnose",
     "reproduce",
     "report",
     "watch",
@@ -43,6 +44,7 @@ sys.exit(code)
         (["run", "--nonsense"], 2),
         (["sweep", "--rounds", "few"], 2),
         (["nonsense"], 2),
+        (["theory", "verify", "--help"], 0),
         (["resume"], 2),
     ],
 )

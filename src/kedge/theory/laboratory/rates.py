@@ -148,7 +148,7 @@ def exponents(scale: Scale) -> Finding:
         holds=below and steeper,
         as_stated=all(abs(fits[label].slope - power) < 0.12 for label, power in POWERS.items()),
         sentences=(
-            "Fitted exponents of the mean |∇f|² in R, with the theorems' settings for every R: "
+            "Fitted exponents of the mean |∇f|² of every replica in R, with the theorems' settings for every R: "
             + ", ".join(f"{label} {fit} (its bound: {theory[label].slope:.2f})" for label, fit in fits.items())
             + ".",
             "The bounds are for the worst smooth function; here the exponents come from how far the settings' steps "
@@ -175,10 +175,10 @@ def every_bound(scale: Scale) -> Finding:
     """(6) Every explicit bound holds on every trajectory."""
     rounds = scale.rounds(400)
     worlds: list[tuple[str, World]] = [
-        ("quadratic, no noise", quadratic(zeta=10.0)),
-        ("quadratic, noise", quadratic(zeta=10.0, sigma=3.0)),
-        ("robust regression, no noise", robust()),
-        ("robust regression, noise", robust(sigma=1.0)),
+        ("quadratics without noise", quadratic(zeta=10.0)),
+        ("quadratics with noise", quadratic(zeta=10.0, sigma=3.0)),
+        ("robust regression without noise", robust()),
+        ("robust regression with noise", robust(sigma=1.0)),
     ]
     shares: dict[str, list[float]] = {}
     for _, world in worlds:
@@ -197,7 +197,7 @@ def every_bound(scale: Scale) -> Finding:
         as_stated=worst <= 1,
         sentences=(
             f"On {len(worlds)} problems ({', '.join(title for title, _ in worlds)}), with the theorems' settings, "
-            "the mean |∇f|² "
+            "the mean |∇f|² of every replica "
             f"is at most {100 * worst:.2g} % of its bound.",
         ),
         panels=(
