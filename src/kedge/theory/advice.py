@@ -24,7 +24,7 @@ from kedge.client import Loss
 from kedge.problem import Federation
 from kedge.settings import Settings
 from kedge.simulator import Simulation
-from kedge.theory.measuring import Measured
+from kedge.theory.measuring import Measured, unwarned
 from kedge.theory.oracle import Oracle, Part
 
 SEPARATE = 40.0
@@ -170,7 +170,8 @@ def try_rates(
     def attempt(factor: float) -> None:
         nonlocal gradients
         tried = replace(algorithm, eta=_round(factor * algorithm.eta))
-        run = Simulation(model, federation, tried, settings, loss)
+        with unwarned():
+            run = Simulation(model, federation, tried, settings, loss)
         try:
             while run.round < rounds and bool(run.moment.state.x.isfinite().all()):
                 run.advance()
