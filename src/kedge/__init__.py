@@ -56,11 +56,13 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
     from kedge.questions import FullGradient
     from kedge.runs.live import CallbackError, LiveRun
+    from kedge.runs.objects import Comparison, SweepResult, compare, sweep
     from kedge.runs.reader import StoredRun, read_run, read_runs
     from kedge.runs.result import DivergedError, Result
     from kedge.runs.simulate import simulate
     from kedge.settings import Settings
     from kedge.simulator import Answer, Simulation
+    from kedge.transforms import Privacy, ReplyTransform, TopK
 
     __version__: str
 
@@ -75,11 +77,13 @@ _HOMES = (
     "problem",
     "questions",
     "runs.live",
+    "runs.objects",
     "runs.reader",
     "runs.result",
     "runs.simulate",
     "settings",
     "simulator",
+    "transforms",
 )
 """The modules that define the public names. Each name is imported on first use: torch takes seconds to load, and the
 command line answers `--help` without it."""
@@ -106,6 +110,7 @@ __all__ = [
     "ClientIndices",
     "ClientRates",
     "Clip",
+    "Comparison",
     "Cost",
     "Direction",
     "DivergedError",
@@ -136,6 +141,8 @@ __all__ = [
     "MimeMVR",
     "Nothing",
     "Personal",
+    "Privacy",
+    "ReplyTransform",
     "Result",
     "Scaffold",
     "ScaffoldM",
@@ -147,10 +154,13 @@ __all__ = [
     "SlowMo",
     "Stem",
     "StoredRun",
+    "SweepResult",
+    "TopK",
     "UsageError",
     "Vector",
     "build_model",
     "callbacks",
+    "compare",
     "cost",
     "find_algorithm",
     "grad_at",
@@ -164,6 +174,7 @@ __all__ = [
     "read_runs",
     "schedules",
     "simulate",
+    "sweep",
     "theory",
 ]
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from kedge.checks import affordable
 from kedge.errors import shown
 
-COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET, SKIP, OWN_TEST = range(8)
+COHORT, MINIBATCH, NOISE, LOSS, HOLDOUT, SUBSET, SKIP, OWN_TEST, PRIVACY = range(9)
 """Purposes: who takes part, what data, dropout masks inside a model, whose reply is lost, which training samples
-are held out, which test samples are used, which rounds skip communication, which samples a client tests on."""
+are held out, which test samples are used, which rounds skip communication, which samples a client tests on,
+the noise that hides a reply."""
 
 
 def keyed(seed: int, purpose: int, round: int, exchange: int = 0, client: int = 0) -> np.random.Generator:

@@ -29,9 +29,10 @@ from kedge.rules import ASKED as ASKED
 from kedge.rules import AnyAlgorithm as AnyAlgorithm
 from kedge.rules import AnyExchange as AnyExchange
 from kedge.rules import Rules as Rules
-from kedge.rules import wire_size
+from kedge.rules import place_of, split_vectors
 from kedge.schedules import at
 from kedge.settings import Settings
+from kedge.transforms import SERVER, wire_size
 
 OPENING = -1
 """The round of the exchanges before the first one."""
@@ -125,18 +126,23 @@ def answer(
     local = done.local
     if update is not None:
         local, after = update.leave(start, local, kept)
-        kept = dict(after) if rules.trains(exchange) else kept
+        kept = {**kept, **after} if rules.trains(exchange) else kept
     up, own = exchange.reply(down, own, local)
     # A row kept as a view would keep its whole group in memory.
     states = [type(row)(*(vector.clone() for vector in row)) for row in _split(rules.joined(own, kept), len(members))]
+    ups = _split(up, len(members))
+    if rules.settings.reply_transforms and question.number != ASKED:
+        pairs = zip(clients, ups, states, strict=True)
+        ups, states = map(list, zip(*(rules.transformed(question, *each) for each in pairs), strict=True))
     trained = [done.buffers] if effort.steps else []
     return [
         Reply(
-            member.client, up, state, done.buffers, wire_size([*up, *trained], begin.shape[1], rules.hidden),
+            member.client, up, state, done.buffers,
+            wire_size([*up, *trained], begin.shape[1], rules.hidden, rules.sparse),
             done.gradients * rules.settings.minibatches(effort, member.samples), sum(losses), len(losses),
         )
         for member, up, state, losses in zip(
-            members, _split(up, len(members)), states, done.losses or [()] * len(members), strict=True
+            members, ups, states, done.losses or [()] * len(members), strict=True
         )
     ]  # fmt: skip
 
@@ -242,6 +248,7 @@ class Rounds:
     sizes: NDArray[np.int64]  # each client's number of samples
     forms: bool = True  # whether a client that hears every round forms itself what follows from earlier messages
     hidden: int = 0  # numbers of every vector that never leave a client
+    noise_seed: int | None = None  # of what the reply transforms draw; None: the settings'
 
     @cached_property
     def _samples(self) -> int:
@@ -349,12 +356,23 @@ class Rounds:
         *up, _, _ = total.values
         return self.form(question.exchange).up(*(value / total.replies for value in up))
 
+    def _transformed(self, question: Question, total: Total) -> Any:
+        """Return the mean reply as the reply transforms leave it."""
+        mean = self.mean(question, total)
+        if not self.settings.reply_transforms:
+            return mean
+        vectors, rest = split_vectors(mean)
+        place = place_of(question, SERVER, self.settings, self.noise_seed)
+        for transform in self.settings.reply_transforms:
+            vectors = transform.server(vectors, total.replies, place)
+        return type(mean)(**{**rest, **vectors})
+
     def fold(self, moment: Moment, question: Question, total: Total) -> Moment:
         """Return what the server makes of the mean reply."""
         *_, buffers, (sent, gradients, loss, measured) = total.values
         heard = Heard(total.replies / len(self.sizes), self._mean_steps)
         return moment._replace(
-            state=question.exchange.fold(moment.state, self.mean(question, total), heard),
+            state=question.exchange.fold(moment.state, self._transformed(question, total), heard),
             buffers=moment.buffers + buffers / total.replies if buffers.numel() else moment.buffers,
             bytes_up=moment.bytes_up + int(sent),
             gradients=moment.gradients + float(gradients),

@@ -5,7 +5,7 @@ compressed reply. Together they are one NamedTuple of vectors, so that stores an
 """
 
 from collections import namedtuple
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm import Algorithm
-from kedge.costs import rate
+from kedge.costs import rate, trace
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange
-from kedge.local_updates import LocalUpdate, in_steps, text
+from kedge.local_updates import Chain, LocalUpdate, in_steps, text
 from kedge.probe import check_rules, check_update
 from kedge.settings import Settings
+from kedge.transforms import Place, ReplyTransform, named
 
 if TYPE_CHECKING:
     from kedge.round import Question
@@ -41,11 +42,13 @@ class Rules:
     settings: Settings
     random: bool = False  # whether the model draws random numbers (dropout)
     update: LocalUpdate | None = None  # bound to the model
+    noise_seed: int | None = None  # of what transforms draw; None: the federation's
 
     @classmethod
     def of(
-        cls, algorithm: AnyAlgorithm, settings: Settings, parameters: Mapping[str, slice], x: Vector, random: bool
-    ) -> "Rules":
+        cls, algorithm: AnyAlgorithm, settings: Settings, parameters: Mapping[str, slice], x: Vector, random: bool,
+        *, statistics: bool = False, noise_seed: int | None = None,
+    ) -> "Rules":  # fmt: skip
         """Return the rules for a model ``x`` whose ``parameters`` have these places; refuse what is not defined."""
         check_rules(algorithm)
         update, name = settings.local_update, type(algorithm).__name__
@@ -59,7 +62,9 @@ class Rules:
             update = update.bound(parameters)
             if (steps := in_steps(update, query=False)) is not None:
                 check_update(steps, x)
-        return cls(algorithm, settings, random, update)
+        for transform in settings.reply_transforms or ():
+            transform.check(settings.weights, statistics)
+        return cls(algorithm, settings, random, update, noise_seed)
 
     @property
     def hidden(self) -> int:
@@ -68,8 +73,10 @@ class Rules:
 
     def initial_state(self, x: Vector) -> Any:
         """Return what a client keeps before it first takes part: the algorithm's state and that of the extras."""
-        own = self.algorithm.at(0).init_client(x)
-        return own if self.update is None else self.joined(own, self.update.keeps(x))
+        own, kept = self.algorithm.at(0).init_client(x), {} if self.update is None else self.update.keeps(x)
+        for transform in self.settings.reply_transforms or ():
+            kept |= transform.keeps(x, sent_fields(self.algorithm, self.settings.seed))
+        return self.joined(own, kept)
 
     @staticmethod
     def joined(own: Any, kept: Mapping[str, Vector]) -> Any:
@@ -78,7 +85,7 @@ class Rules:
 
     def parted(self, state: Any) -> tuple[Any, dict[str, Vector]]:
         """Return the two parts of what a client keeps."""
-        if self.update is None:
+        if self.update is None and not self.settings.reply_transforms:
             return state, {}
         names = state._fields[len(self._own._fields) :]
         return self._own(*state[: len(self._own._fields)]), {name: getattr(state, name) for name in names}
@@ -86,6 +93,21 @@ class Rules:
     @cached_property
     def _own(self) -> Any:
         return type(self.algorithm.at(0).init_client(torch.zeros(2)))
+
+    def transformed(self, question: "Question", client: int, up: Any, state: Any) -> tuple[Any, Any]:
+        """Return one client's reply as it is sent, and its proposed state with what the transforms keep."""
+        own, mine = self.parted(state)
+        kept: Mapping[str, Vector] = mine
+        place = place_of(question, client, self.settings, self.noise_seed)
+        vectors, rest = split_vectors(up)
+        for transform in self.settings.reply_transforms or ():
+            vectors, kept = transform.client(vectors, kept, place)
+        return type(up)(**{**rest, **vectors}), self.joined(own, kept)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether replies are mostly zeros."""
+        return any(transform.sparse for transform in self.settings.reply_transforms or ())
 
     @staticmethod
     def trains(exchange: AnyExchange) -> bool:
@@ -107,11 +129,43 @@ class Rules:
         return exchange.effort(Effort(int(self.settings.steps(np.array([samples]))[0])))
 
 
-def wire_size(message: Iterable[Tensor], parameters: int, hidden: int) -> int:
-    """Return the size of a message whose vectors, as large as the model, lack the ``hidden`` numbers."""
-    return sum(
-        value.nbytes - (hidden * value.element_size() if value.numel() == parameters else 0) for value in message
-    )
+ROUNDS = 16
+"""The first rounds, in which all vectors that are ever sent up should occur."""
+
+
+def keeps_state(algorithm: AnyAlgorithm, settings: Settings) -> bool:
+    """Whether clients keep anything from round to round: the algorithm's state, or that of an extra."""
+    update = settings.local_update
+    updates = update.updates if isinstance(update, Chain) else (update,)
+    extras = any(one is not None and type(one).keeps is not LocalUpdate.keeps for one in updates)
+    extras = extras or any(type(one).keeps is not ReplyTransform.keeps for one in settings.reply_transforms or ())
+    return extras or len(algorithm.at(0).init_client(torch.zeros(2))) > 0
+
+
+@lru_cache(maxsize=64)
+def sent_fields(algorithm: AnyAlgorithm, seed: int) -> tuple[str, ...]:
+    """Return the names of the vectors that an algorithm's rounds send up."""
+    found: dict[str, None] = {}
+    for round in range(ROUNDS):
+        now, tiny = algorithm.at(round), torch.zeros(2)
+        for exchange in now.exchanges(round, seed):
+            up = trace(now, exchange, now.init_server(tiny), now.init_client(tiny), Effort(1), {}).up
+            fields = up._asdict().items()
+            found |= dict.fromkeys(named(type(exchange).__name__, name) for name, value in fields if value.numel() > 1)
+    return tuple(found)
+
+
+def place_of(question: "Question", client: int, settings: Settings, noise_seed: int | None) -> Place:
+    """Return where a reply is sent."""
+    seed = settings.seed if noise_seed is None else noise_seed
+    return Place(seed, question.round, question.number, type(question.exchange).__name__, client)
+
+
+def split_vectors(up: Any) -> tuple[Mapping[str, Vector], dict[str, Tensor]]:
+    """Return the vectors of a reply, and its other fields, such as a number of steps."""
+    fields = up._asdict()
+    vectors = {name: value for name, value in fields.items() if value.numel() > 1}
+    return vectors, {name: value for name, value in fields.items() if name not in vectors}
 
 
 @lru_cache(maxsize=64)

@@ -23,6 +23,9 @@ from kedge.local_updates import LocalUpdate
 from kedge.local_updates import read as read_update
 from kedge.local_updates import text as update_text
 from kedge.schedules import Schedule, is_schedule, read
+from kedge.transforms import ReplyTransform
+from kedge.transforms import read as read_transforms
+from kedge.transforms import text as transforms_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +47,7 @@ KINDS: dict[Any, str] = {
     list[int]: "list of whole numbers",
     Schedule: "schedule",
     LocalUpdate: "text",
+    tuple[ReplyTransform, ...]: "text",
 }
 """The types of settings, in words."""
 
@@ -299,6 +303,10 @@ class Settings(Section):
     local_update: LocalUpdate | None = setting(
         None, "What clients do differently in their local steps, as in Clip(1.0), Adam() or SAM(0.05).",
         make=read_update, write=update_text,
+    )  # fmt: skip
+    reply_transforms: tuple[ReplyTransform, ...] | None = setting(
+        None, "What happens to a client's reply, as in TopK(0.01) or Privacy(1.0, 1.1).",
+        make=read_transforms, write=transforms_text,
     )  # fmt: skip
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weights of the clients in the objective: uniform, or by the size of their data."

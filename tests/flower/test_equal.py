@@ -17,7 +17,7 @@ def simulated(world, server):
     agreed = server._agreed
     return kedge.simulate(
         world.model(), world.federation, agreed.algorithm, agreed.run.rounds, engine="module", threads=1,
-        **agreed.settings.model_dump(),
+        **agreed.settings.values(),
     )  # fmt: skip
 
 

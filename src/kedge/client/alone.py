@@ -25,6 +25,11 @@ class Client:
         algorithm: the server's algorithm.
         settings: the rules of the federation.
         loss: ``loss(output, y)``, a mean over the samples.
+        noise_seed: of the noise of `kedge.Privacy`, a secret of this client; None is the federation's seed, which
+            others know, as a simulation needs it.
+
+    The local update and the reply transforms of the settings are applied by `answer`: its reply holds what may be sent,
+    and its state what they keep.
     """
 
     def __init__(
@@ -36,6 +41,8 @@ class Client:
         algorithm: AnyAlgorithm,
         settings: Settings,
         loss: Loss = cross_entropy,
+        *,
+        noise_seed: int | None = None,
     ) -> None:
         self.number, self.algorithm, self.settings = number, algorithm, settings
         self._flat = FlatModule(model, torch.device("cpu"))
@@ -47,7 +54,10 @@ class Client:
         who = f"a minibatch of client {number} has {len(first)} sample"
         trial = try_model(self._flat, *samples.take(first), loss, [self._labels], who)
         self._steps = ClientSteps(self._flat, Autograd(self._flat, trial.loss), samples, lambda _: rows)
-        self._rules = Rules.of(algorithm, settings, self._flat.places, self._flat.initial, trial.random)
+        self._rules = Rules.of(
+            algorithm, settings, self._flat.places, self._flat.initial, trial.random,
+            statistics=self._flat.buffers.numel() > 0, noise_seed=noise_seed,
+        )  # fmt: skip
 
     @property
     def samples(self) -> int:

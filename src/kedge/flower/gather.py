@@ -8,7 +8,6 @@ from functools import lru_cache
 from logging import WARNING
 from typing import Any
 
-import torch
 from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -21,6 +20,7 @@ from kedge.flower.fleet import Activation, Fleet, pulled
 from kedge.flower.versions import FRESH
 from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, refusal, unpack, unpack_buffers
 from kedge.round import OPENING, Question, Reply, Rounds, Total, nbytes
+from kedge.rules import keeps_state
 from kedge.shards import Sums
 
 POLL = 0.1
@@ -73,7 +73,7 @@ class Gatherer:
         self._evaluate = False
         self._told: dict[int, dict[str, Tensor]] = {}
         self._heard: set[int] = set()
-        self._stateful = len(agreed.algorithm.at(0).init_client(torch.zeros(2))) > 0
+        self._stateful = keeps_state(agreed.algorithm, agreed.settings)
         algorithm = agreed.algorithm
         self._layouts = lru_cache(64)(lambda exchange: Layouts.of(algorithm, exchange, x))
 

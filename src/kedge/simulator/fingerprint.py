@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.local_updates import Chain
 from kedge.problem import Federation
 from kedge.samples import Lazy, leaves, structure
 from kedge.schedules import Schedule
@@ -61,12 +62,13 @@ def _plain_setting(value: Any) -> Any:
 
 
 def _functions(run: Simulation) -> dict[str, str]:
-    """Return the user's own code in schedules and local updates."""
+    """Return the user's own code in schedules, local updates and reply transforms."""
     found = {**run.algorithm.scheduled, "weight_decay": run.settings.weight_decay}
     own = {name: value.function for name, value in found.items() if isinstance(value, Schedule)}
     codes = {f"{name} code": code(function) for name, function in own.items() if function is not None}
     update = run.settings.local_update
-    return codes | ({} if update is None else {"local update code": code(update)})
+    hooks = (*(update.updates if isinstance(update, Chain) else (update,)), *(run.settings.reply_transforms or ()))
+    return codes | {f"{type(one).__name__} code": code(type(one)) for one in hooks if one is not None}
 
 
 def data_fingerprint(federation: Federation) -> dict[str, str]:

@@ -81,7 +81,9 @@ class Simulation:
         trial = self._tried()
         self.random, self.loss = trial.random or self.federation.is_lazy, trial.loss
         x = self.flat.initial
-        rules = Rules.of(algorithm, self.settings, self.flat.places, x, self.random)
+        rules = Rules.of(
+            algorithm, self.settings, self.flat.places, x, self.random, statistics=self.flat.buffers.numel() > 0
+        )
         self._rounds = Rounds(algorithm, self.settings, self.federation.sizes, hidden=rules.hidden)
         self.moment = self._rounds.begin(x, self.flat.buffers.clone())
         # A function that knew this run would keep its data in memory until the garbage collector finds the cycle.
