@@ -22,7 +22,7 @@ $(TOOLS): $(READY)
 	$(PIP) '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## compare six algorithms on built-in data: a table, a figure, less than a minute
+demo: $(READY)  ## compare six algorithms on built-in data: a table, a figure, a report
 	$(BIN)/kedge compare
 
 test: check unit  ## all checks: style, types, tests
@@ -47,5 +47,11 @@ docs: $(TOOLS)  ## rewrite the generated parts of the documents
 site: $(TOOLS)  ## build the documentation site into site/, which opens from disk
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
+dist:  ## build the wheel and the sdist into dist/
+	rm -rf dist
+	$(PYTHON) -m venv build/hatch
+	build/hatch/bin/python -m pip install --quiet --disable-pip-version-check hatchling
+	build/hatch/bin/hatchling build --directory dist
+
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

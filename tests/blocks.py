@@ -115,6 +115,7 @@ def run_page(page: Path, place: Path) -> None:
 def run_command(command: Command, where: str) -> None:
     """Run a `kedge` command; it must succeed, or fail with the sentence that the page shows."""
     assert command.words[0] == "kedge", f"{where}: the tests run only kedge, not {command.words[0]}"
+    assert command.words[1] != "watch" or "--terminal" in command.words, f"{where}: a server does not end by itself"
     said: list[str] = []
     with heard(said):
         code = execute(cheaper(command.words) if not command.exact else command.words[1:])

@@ -18,6 +18,9 @@ from docs.website.formulas import typeset
 ROOT = Path(__file__).parents[2]
 FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 FROM_ROOT |= {"SECURITY.md": "reporting.md"}
+CONSOLE = re.compile(r"^```console\n(?!\$ )", re.MULTILINE)
+"""Commands without a prompt, which the highlighter would take for what a program prints."""
+
 LINK = re.compile(r"(\]\()(?!\w+://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 
 
@@ -63,7 +66,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         made.setdefault(target, _copy(target))
     for uri, content in made.items():
         if uri.endswith(".md") and isinstance(content, str):
-            content = typeset(content)
+            content = CONSOLE.sub("```sh\n", typeset(content))
         files.append(File.generated(config, uri, content=content))
     return files
 

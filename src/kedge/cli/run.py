@@ -111,7 +111,8 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
     output.print(f"{problem.federation}", highlight=False)
     name, path = options.short_name(settings.algorithm.name), directory.path
     last: Row = {}
-    with progress_bar() as bar:
+    bar = progress_bar()
+    with bar if errors.is_terminal else nullcontext():  # before rich 14.3 even a disabled bar ends with an empty line
         task = bar.add_task(name, total=settings.run.rounds)
 
         def watch(done: int, row: Row | None) -> None:

@@ -120,8 +120,11 @@ def _shown(progress: Progress | None) -> Iterator[Progress]:
         yield progress
         return
     console = Console(stderr=True)
+    if not console.is_terminal:  # before rich 14.3 even a disabled bar ends with an empty line
+        yield lambda name, done, total: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console) as bar:
         tasks = {}
 
         def show(name: str, done: int, total: int | None) -> None:
