@@ -26,7 +26,7 @@ ALLOWED = {
     "algorithms": CORE | {"own_code"},
     "client": CORE,
     "simulator": CORE | {"client", "files", "problem"},
-    "flower": CORE | {"algorithms", "client", "files", "own_code", "runs"},
+    "flower": CORE | {"algorithms", "client", "files", "own_code", "problem", "runs"},
     "theory": CORE | {"algorithms", "client", "problem", "simulator"},
     "runs": CORE | {"client", "files", "own_code", "problem", "simulator", "algorithms", "theory"},
     "callbacks": CORE | {"files", "runs"},

@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
     from kedge.questions import FullGradient
     from kedge.runs.live import CallbackError, LiveRun
+    from kedge.runs.objects import Comparison, SweepResult, compare, sweep
     from kedge.runs.reader import StoredRun, read_run, read_runs
     from kedge.runs.result import DivergedError, Result
     from kedge.runs.simulate import simulate
@@ -76,6 +77,7 @@ _HOMES = (
     "problem",
     "questions",
     "runs.live",
+    "runs.objects",
     "runs.reader",
     "runs.result",
     "runs.simulate",
@@ -108,6 +110,7 @@ __all__ = [
     "ClientIndices",
     "ClientRates",
     "Clip",
+    "Comparison",
     "Cost",
     "Direction",
     "DivergedError",
@@ -151,11 +154,13 @@ __all__ = [
     "SlowMo",
     "Stem",
     "StoredRun",
+    "SweepResult",
     "TopK",
     "UsageError",
     "Vector",
     "build_model",
     "callbacks",
+    "compare",
     "cost",
     "find_algorithm",
     "grad_at",
@@ -169,6 +174,7 @@ __all__ = [
     "read_runs",
     "schedules",
     "simulate",
+    "sweep",
     "theory",
 ]
 

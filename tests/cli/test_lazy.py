@@ -40,6 +40,7 @@ sys.exit(code)
         (["--version"], 0),
         ([], 0),
         *(([name, "--help"], 0) for name in COMMANDS),
+        *((["flower", *name, "--help"], 0) for name in ([], ["new"], ["demo"], ["node"])),
         (["run", "--nonsense"], 2),
         (["sweep", "--rounds", "few"], 2),
         (["nonsense"], 2),

@@ -328,3 +328,64 @@ def rates(
         local_steps=local_steps,
     )  # fmt: skip
     show(constants, rounds, target, out)
+
+
+FEDERATED = ("run.rounds", "run.cohort", "run.local_steps", "run.local_epochs", "run.batch_size", "run.weight_decay",
+             "run.weights", "run.seed", "run.shards", "run.eval_every")  # fmt: skip
+"""The settings of a run that a federation has too."""
+
+QUADRATICS = ("data.dim", "data.heterogeneity", "data.sigma")
+
+
+def _flower() -> None:
+    """Import what needs Flower, or say that it is missing."""
+    import kedge.flower  # noqa: F401
+
+
+@options.takes("algorithm", "data", "model", *FEDERATED, without=QUADRATICS)
+def flower_new(
+    given: options.Given,
+    directory: Annotated[Path, typer.Argument(help="A new directory for the app.", show_default=False)],
+    config: options.ConfigFile = None,
+    set_: options.Set = None,
+) -> None:
+    """Write a Flower app that runs as it is: a model, data and an algorithm, to be replaced by your own."""
+    _flower()
+    from kedge.cli.flower import new
+
+    new(directory, config, set_, given)
+
+
+@options.takes("algorithm", "data", "model", *FEDERATED, without=[*QUADRATICS, "data.clients"], defaults=False)
+def flower_demo(
+    given: options.Given,
+    config: options.ConfigFile = None,
+    nodes: Annotated[int | None, typer.Option(help="SuperNodes, one per client. Default: 3.")] = None,
+    set_: options.Set = None,
+    out: options.Out = None,
+    warm: Annotated[bool, typer.Option(help="Keep torch imported between messages (see `kedge flower node`).")] = True,
+) -> None:
+    """Run a real federation on this machine: a SuperLink and SuperNodes on free ports of the loopback interface.
+
+    It needs no configuration of Flower and touches none. Everything that it starts ends with it.
+    """
+    _flower()
+    from kedge.cli.flower import demo
+
+    demo(config, set_, {**given, **({} if nodes is None else {"data.clients": nodes})}, out, warm=warm)
+
+
+def flower_node(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- [OPTIONS OF flower-supernode]", help="As of flower-supernode.", show_default=False),
+    ] = None,
+) -> None:
+    """Run a SuperNode that keeps torch imported and forks for every message, instead of starting Python anew.
+
+    With a version of Flower that this was not tried with, it is flower-supernode itself.
+    """
+    _flower()
+    from kedge.cli.flower import node
+
+    node(arguments or [])

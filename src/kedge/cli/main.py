@@ -54,6 +54,12 @@ for _command in (commands.rates,):
     _theory.command()(_command)
 app.add_typer(_theory, name="theory")
 
+_flower = typer.Typer(help="The same algorithms on real federations, run by Flower.", no_args_is_help=True)
+for _name, _command in (("new", commands.flower_new), ("demo", commands.flower_demo)):
+    _flower.command(_name)(_command)
+_flower.command("node", context_settings={"ignore_unknown_options": True})(commands.flower_node)
+app.add_typer(_flower, name="flower")
+
 # Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

@@ -139,6 +139,8 @@ def _sections(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for name in sections[section]:
             if name not in kind.declared:
                 raise unknown(f"key of {section}", name, kind.declared)
+    if isinstance(widths := sections["model"].get("widths"), str):  # Flower's values are no lists
+        sections["model"]["widths"] = [int(part) for part in widths.split(",") if part.strip().isdecimal()]
     return sections
 
 

@@ -5,7 +5,9 @@ Decentralized Data" (AISTATS 2017): client i holds a finite data set, and the ob
 clients' empirical losses.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +20,7 @@ from kedge.checks import is_finite, tensor
 from kedge.errors import UsageError, shown
 from kedge.keyed import OWN_TEST, keyed
 from kedge.problem.indices import ClientIndices
+from kedge.problem.sources import columns, read_leaf, tables
 from kedge.samples import Eager, Lazy, joined, leaves, mapped, read_input, read_labels, shapes, structure
 
 Samples = tuple[Any, Any] | Dataset[Any]
@@ -138,6 +141,43 @@ class Federation:
         self._add_client_tests(client_tests)
         return self
 
+    @classmethod
+    def from_datasets(
+        cls,
+        source: Any,
+        inputs: str | Sequence[str],
+        label: str,
+        *,
+        by: str | None = None,
+        test: Any = None,
+        client_tests: float | None = None,
+    ) -> Self:
+        """Make a federation of tables of Hugging Face's `datasets`.
+
+        ``source`` is a list or dict of tables, one per client; a partitioner of `flwr-datasets`; or one table, which
+        the column ``by`` divides. ``inputs`` names the column of the features, or several that the model gets by name;
+        ``label`` that of the labels. Images become numbers from 0 to 1 with the channels first.
+        """
+        clients = {name: columns(table, inputs, label, f"client {name}") for name, table in tables(source, by).items()}
+        common = None if test is None else columns(test, inputs, label, "the test set")
+        return cls(clients, common, client_tests=client_tests)
+
+    @classmethod
+    def from_leaf(cls, folder: str | os.PathLike[str]) -> Self:
+        """Make a federation of LEAF's JSON files in ``folder/train`` and ``folder/test``, if any: a client per user.
+
+        All the test samples are the common test set; if every user has some, they are the users' own test sets too.
+        Letters (Shakespeare) become their numbers in LEAF's list.
+        """
+        clients, place = read_leaf(Path(folder) / "train"), Path(folder) / "test"
+        if not place.exists():
+            return cls(clients)
+        tests = {user: data for user, data in read_leaf(place).items() if user in clients}
+        if not tests:
+            raise UsageError(f"{place} has no samples of the users in {Path(folder) / 'train'}")
+        x, y = (np.concatenate([np.asarray(data[part]) for data in tests.values()]) for part in (0, 1))
+        return cls(clients, (x, y), client_tests=tests if set(tests) == set(clients) else None)
+
     def _add_client_tests(self, given: Clients | float | None) -> None:
         if given is None:
             return
@@ -157,6 +197,22 @@ class Federation:
             tests.append(own[np.sort(order[:count])])
         self.client_tests = type(self).from_indices(self.features, self.labels, tests)
         self.indices = ClientIndices.read(kept, len(self.labels)).to(self.labels.device)
+
+    def held_out(self, share: float) -> "Federation":
+        """Return the federation without that share of every client's samples, which become its test set instead.
+
+        Which samples they are depends on nothing but the share, so that tuning never sees the test set.
+        """
+        if isinstance(share, bool) or not is_finite(share) or not 0 < share < 1:
+            raise UsageError(f"holdout is {shown(share)}, but must be above 0 and below 1")
+        if self.is_lazy:
+            raise UsageError("lazy samples cannot be held out; set holdout to 0 to choose on the test set")
+        whole = type(self).from_indices(self.features, self.labels, self.indices, client_tests=share)
+        assert whole.client_tests is not None, "a share was asked for"
+        rows = torch.cat(list(whole.client_tests.indices))
+        whole.test = mapped(lambda leaf: leaf[rows], self.features), self.labels[rows]
+        whole.names, whole.client_tests = self.names, self.client_tests
+        return whole
 
     def _read_client_tests(self, given: Clients) -> "Federation":
         if isinstance(given, Mapping):

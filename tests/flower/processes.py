@@ -1,0 +1,244 @@
+"""Real processes on loopback: SuperLink, SuperNodes, ServerApp; killed, lied to, and always cleaned up.
+
+python -m tests.flower.processes --short     what .ci/run plays, in about two minutes
+python -m tests.flower.processes             also kill -9 of the SuperLink, and a SuperNode that stays away
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from kedge.cli.flower import write
+from kedge.flower.checkpoint import FILE, Standing
+from kedge.flower.loopback import Loopback
+from kedge.runs.config import check, load_toml, run_config
+from kedge.runs.reader import read_rows, read_run
+
+LIAR = """\
+from flwr.app import Array
+from flwr.clientapp import ClientApp
+from kedge.flower import client_app
+from federation.task import load_data, model
+
+honest = client_app(model, load_data)
+app = ClientApp()
+
+
+@app.query()
+def present(message, context):
+    return honest(message, context)
+
+
+@app.train()
+def answer(message, context):
+    import time
+    reply = honest(message, context)
+    time.sleep(float(context.node_config.get("slow", 0)))
+    if context.node_config.get("lie"):
+        fields = reply.content["fields"]
+        for name in list(fields):
+            fields[name] = Array(fields[name].numpy() * float("nan"))
+    return reply
+"""
+
+
+class Trial:
+    """One run on a federation, and what must be true of it afterwards."""
+
+    def __init__(self, loop: Loopback, name: str, algorithm: str, rounds: int, **changes: Any) -> None:
+        self.loop, self.name, self.out = loop, name, loop.work / f"out-{name}"
+        raw = {
+            "data": {"clients": 3, "dataset": "digits"}, "algorithm": {"name": algorithm, "eta": 0.1},
+            "run": {"rounds": rounds, "cohort": 2, "local_steps": 3, "batch_size": 8, "eval_every": 1} | changes,
+        }  # fmt: skip
+        self.config = check(raw)
+        self.app = loop.work / f"app-{name}"
+        write(self.app, self.config, str(self.out))
+        (self.app / "federation" / "client_app.py").write_text(LIAR)
+
+    def submit(self, times: int = 1) -> None:
+        """Start a run, or continue it."""
+        self.loop.submit(self.app, f'flower.experiment="{self.name}"', f"run-{self.name}-{times}")
+
+    def wait(self, what: Callable[[], bool], seconds: float = 150) -> float:
+        """Wait for something; return how long it took."""
+        began = time.monotonic()
+        while not what():
+            self.loop.poll("superlink")
+            if time.monotonic() - began > seconds:
+                logs = "\n".join(
+                    f"--- {path.name}\n{path.read_text()[-1500:]}" for path in self.loop.work.glob("*.log")
+                )
+                raise TimeoutError(f"{self.name}: nothing happens\n{logs}")
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+    def played(self, rounds: int) -> bool:
+        """Whether so many rounds are over."""
+        return self.out.exists() and len(read_rows(self.out).rows) >= rounds
+
+    def finished(self) -> bool:
+        """Whether the run is over."""
+        return self.out.exists() and read_run(self.out).finished
+
+    def equals_the_simulator(self) -> None:
+        """Compare every vector of the server with a simulation of its own config.toml."""
+        result = run_config(check(load_toml(self.out / "config.toml")))
+        found = load_file(self.out / "checkpoint" / FILE)
+        for name, vector in result.server.items():
+            assert torch.equal(found[f"server.{name}"], vector), name
+
+    def controls_agree(self) -> float:
+        """Return the largest difference between c and the mean of the c_i that the server counts."""
+        with safe_open(self.out / "checkpoint" / FILE, "pt") as file:
+            c, standing = file.get_tensor("server.c"), Standing.model_validate_json(file.metadata()["kedge"])
+        total = torch.zeros_like(c)
+        for client, tag in standing.versions.items():
+            place = self.loop.work / f"state-{client}"
+            (state,) = place.glob(f"{self.name}.*/client-{client}/state/{tag}.safetensors")
+            total += load_file(state)["c_i"]
+        return float((total / 3 - c).abs().max())
+
+
+def killed_node(loop: Loopback) -> None:
+    """kill -9 of a SuperNode after its client has computed and before its reply; it comes back."""
+    trial = Trial(loop, "node", "scaffold-m", 3, cohort=3)
+    trial.submit()
+    trial.wait(lambda: trial.played(1))
+    states = loop.work / "state-1"
+    before = set(states.rglob("state/*.safetensors"))
+    trial.wait(lambda: bool(set(states.rglob("state/*.safetensors")) - before))
+    loop.kill("node-1")
+    assert not trial.played(2)
+    loop.node(1, "slow=2")
+    print(f"  a SuperNode killed in a round: the run ends {trial.wait(trial.finished):.0f} s later", flush=True)
+    trial.equals_the_simulator()
+    assert trial.controls_agree() < 1e-6
+
+
+def killed_server(loop: Loopback) -> None:
+    """kill -9 of the ServerApp; a new run continues."""
+    trial = Trial(loop, "server", "ce-lsgd", 3)
+    trial.submit()
+    trial.wait(lambda: trial.played(1))
+    servers = [number for number, line in loop.descendants("superlink").items() if "flwr-serverapp" in line]
+    assert servers, loop.descendants("superlink")
+    for number in servers:
+        os.kill(number, signal.SIGKILL)
+    trial.submit(2)
+    print(f"  a ServerApp killed: the next run ends {trial.wait(trial.finished):.0f} s later", flush=True)
+    trial.equals_the_simulator()
+
+
+def lost_node(loop: Loopback) -> None:
+    """kill -9 of a SuperNode that stays away for a run; the round goes on without it."""
+    trial = Trial(loop, "gone", "scaffold-m", 3, cohort=3)
+    trial.submit()
+    trial.wait(lambda: trial.played(1))
+    loop.kill("node-1")
+    print(
+        f"  a SuperNode killed for good: its round ends {trial.wait(lambda: trial.played(2)):.0f} s later", flush=True
+    )
+    trial.wait(trial.finished)
+    assert trial.controls_agree() < 1e-6
+    loop.node(1, "slow=2")
+
+
+def killed_link(loop: Loopback) -> None:
+    """kill -9 of the SuperLink, which has a database: the nodes come back by themselves, and a new run continues."""
+    trial = Trial(loop, "link", "scaffold-m", 3, cohort=3)
+    trial.submit()
+    trial.wait(lambda: trial.played(1))
+    loop.kill("superlink", whole=False)
+    began = time.monotonic()
+    loop.superlink()
+    trial.submit(2)
+    trial.wait(trial.finished, 240)
+    print(f"  a SuperLink killed: the next run ends {time.monotonic() - began:.0f} s later", flush=True)
+    trial.equals_the_simulator()
+    assert trial.controls_agree() < 1e-6
+
+
+def lying_client(loop: Loopback) -> None:
+    """A client that sends NaN is left out, and the round goes on."""
+    loop.kill("node-2")
+    loop.node(2, "lie=1")
+    trial = Trial(loop, "liar", "scaffold-m", 1, cohort=3)
+    trial.submit()
+    print(f"  a client that lies: the run ends after {trial.wait(trial.finished):.0f} s", flush=True)
+    assert "client 2 is dropped: " in loop.log("run-liar-1").read_text()
+    assert trial.controls_agree() < 1e-6
+
+
+def certificates(place: Path) -> None:
+    """Make a certificate authority, a certificate for loopback and keys of SuperNodes: docs/deploy.md."""
+    place.mkdir()
+    (place / "ext").write_text(
+        "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n"
+    )
+    for command in (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=kedge-test -keyout ca.key -out ca.crt "
+        "-addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign",
+        "openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr",
+        "openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile ext "
+        "-out server.pem",
+        "ssh-keygen -q -t ecdsa -b 384 -N '' -f known",
+        "ssh-keygen -q -t ecdsa -b 384 -N '' -f stranger",
+    ):
+        subprocess.run(command, shell=True, check=True, cwd=place, capture_output=True)
+
+
+def unregistered(work: Path) -> None:
+    """Under TLS with SuperNode authentication, a SuperNode whose key is not registered is refused."""
+    certificates(work / "tls")
+    with Loopback(work, tls=work / "tls", warm=False) as loop:
+        loop.superlink()
+        done = subprocess.run(
+            ["flwr", "supernode", "register", str(work / "tls" / "known.pub"), "loopback"], env=loop.env,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        loop.node(0, key=work / "tls" / "known")
+        loop.node(1, key=work / "tls" / "stranger")
+        end = time.monotonic() + 60
+        while loop.poll("node-1") is None and time.monotonic() < end:
+            time.sleep(0.2)
+        assert loop.poll("node-1") not in (None, 0), loop.tail("node-1")
+        assert "2004" in loop.tail("node-1"), loop.tail("node-1")
+        assert loop.poll("node-0") is None, loop.tail("node-0")
+        print(f"  an unregistered SuperNode under TLS: refused with exit code {loop.poll('node-1')}", flush=True)
+
+
+def main() -> None:
+    """Play the trials."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true")
+    short = parser.parse_args().short
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(SystemExit(1)))
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kedge-flower-") as place:
+        unregistered(Path(place))
+    with (
+        tempfile.TemporaryDirectory(prefix="kedge-flower-") as place,
+        Loopback(Path(place), database=not short) as loop,
+    ):
+        loop.superlink()
+        for number in range(3):
+            loop.node(number, "slow=2" if number == 1 else "")
+        for trial in (killed_node, killed_server, *([] if short else [lost_node, killed_link]), lying_client):
+            trial(loop)
+    print(f"passed in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""`kedge flower`: the app it writes, and what it refuses."""
+
+import tomllib
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from kedge.cli.main import execute
+from kedge.flower import node, warm
+from kedge.flower.agreement import Agreement
+from kedge.runs.config import check, resolved
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def flattened(table, prefix=""):
+    found = {}
+    for key, value in table.items():
+        found |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def test_a_new_app_has_the_configuration_that_was_asked_for(tmp_path, monkeypatch):
+    asked = ["--algorithm", "fedprox", "--set", "algorithm.mu=0.2", "--clients", "5", "--seed", "3", "--widths", "7,9"]
+    assert execute(["flower", "new", "app", *asked]) == 0
+    config = flattened(
+        tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    )
+    assert {type(value) for value in config.values()} <= {str, int, float, bool}
+    agreed = Agreement.read(config)
+    assert agreed.algorithm.mu == 0.2
+    assert agreed.clients == 5
+    # What the server writes to config.toml is what `kedge run` resolves.
+    again = resolved(
+        check({name: {k: v for k, v in part.items() if v is not None} for name, part in agreed.sections.items()})
+    )
+    assert again["model"]["widths"] == [7, 9]
+    assert again["run"]["seed"] == 3
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    from federation import client_app, server_app, task  # the app that was just written
+
+    context = Context(1, 1, {"client": 2}, RecordDict(), config)
+    features, labels = task.load_data(context)
+    assert len(features) == len(labels) > 0
+    assert [p.shape[0] for p in task.model(context).parameters()] == [7, 7, 9, 9, 10, 10]
+    assert callable(client_app.app)
+    assert callable(server_app.app)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["new", "full"], "full exists and is not an empty directory; nothing was overwritten"),
+        (["new", "app", "--set", "run.nonsense=1"], "key of run 'nonsense' does not exist"),
+        (["new", "app", "--dataset", "quadratics"], "the data set is quadratics, but a federation needs one that has"),
+        (["demo", "--out", "full"], "out is full, but that directory is not empty; nothing was overwritten"),
+        (["demo", "--nodes", "0"], "data.clients is 0, but must be a whole number of at least 1"),
+        (["node", "--", "--isolation", "process"], "--isolation is given, but `kedge flower node` decides that itself"),
+    ],
+)
+def test_what_is_refused_is_one_sentence(arguments, sentence, tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert execute(["flower", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_node_falls_back_to_flowers_own_where_it_was_not_tried(monkeypatch):
+    own, executor = node.command_lines(["--insecure", "--port", "9000"])
+    assert own == ["flower-supernode", "--insecure", "--port", "9000", "--isolation", "process"]
+    assert executor[-1] == "127.0.0.1:9000"
+    monkeypatch.setattr(warm, "version", lambda name: "1.42.0")
+    assert node.command_lines(["--insecure"]) == (["flower-supernode", "--insecure"], None)

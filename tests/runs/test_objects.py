@@ -1,0 +1,94 @@
+"""Comparisons and sweeps of objects, as the commands of the same names do them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kedge
+
+SETTINGS = {"rounds": 6, "cohort": 2, "local_steps": 2, "batch_size": 4, "eval_every": 2}
+
+
+def problem(seed=0):
+    rng = np.random.default_rng(seed)
+    parts = [rng.normal(size=(20, 5)).astype("float32") for _ in range(4)]
+    test = rng.normal(size=(60, 5)).astype("float32")
+    return kedge.Federation([(x, x[:, :3].argmax(1)) for x in parts], test=(test, test[:, :3].argmax(1)))
+
+
+def linear(seed):
+    torch.manual_seed(seed)
+    return nn.Linear(5, 3)
+
+
+def test_a_comparison_holds_every_result_and_says_what_was_compared(tmp_path):
+    algorithms = {"slow": kedge.FedAvg(eta=0.01), "m": kedge.ScaffoldM(eta=0.1, beta=0.3)}
+    found = kedge.compare(linear, problem(), algorithms, seeds=2, out=tmp_path, **SETTINGS)
+    assert [row["algorithm"] for row in found.rows()] == ["slow", "m"]
+    row = found.rows()[1]
+    assert (row["eta"], row["beta"], row["seeds"]) == (0.1, 0.3, 2)
+    finals = [result.history[-1]["test_accuracy"] for result in found.results["m"]]
+    assert row["test_accuracy"] == pytest.approx(np.mean(finals))
+    assert row["test_accuracy_std"] == pytest.approx(np.std(finals, ddof=1))
+    text = repr(found)
+    assert "± is the standard deviation over the seeds" in text
+    assert len(text.splitlines()) == 4
+    plain = kedge.simulate(linear(1), problem(), kedge.ScaffoldM(eta=0.1, beta=0.3), **SETTINGS, seed=1)
+    assert torch.equal(found.results["m"][1].server["x"], plain.server["x"])
+    again = kedge.compare(linear, problem(), algorithms, seeds=2, out=tmp_path, **SETTINGS)
+    assert again.rows() == found.rows()
+    assert list(found.to_pandas()["algorithm"]) == ["slow", "m"]
+    assert found.plot("test_loss")._repr_png_()
+
+
+def test_a_run_that_diverges_is_told_apart():
+    made = kedge.quadratics(clients=4, dim=3)
+    found = kedge.compare(made.model, made.federation, [kedge.FedAvg(eta=1e30)], seeds=1, loss=made.loss, **SETTINGS)
+    assert found.rows()[0]["diverged"] == 1
+    assert "diverged" in repr(found)
+
+
+def test_a_sweep_chooses_on_held_out_samples_and_reports_the_test_set():
+    data = problem()
+    grid = {"eta": [0.001, 0.5], "local_steps": [1, 4]}
+    settings = {key: value for key, value in SETTINGS.items() if key != "local_steps"}
+    found = kedge.sweep(linear, data, kedge.FedAvgM(eta=1.0, beta=0.5), grid, seeds=2, holdout=0.2, **settings)
+    assert found.best["eta"] == 0.5
+    assert len(found.rows()) == 4
+    assert "held_out_accuracy" in found.rows()[0]
+    assert found.final.algorithm == kedge.FedAvgM(eta=0.5, beta=0.5)
+    assert len(found.final.results[0].simulation.federation.test[1]) == 60
+    assert "chosen on 0.2 of every client's samples" in repr(found)
+    on_test = kedge.sweep(linear, data, kedge.FedAvgM, {"eta": [0.5]}, seeds=1, holdout=0, **SETTINGS)
+    assert "chosen on the test set" in repr(on_test)
+
+
+def test_held_out_samples_are_the_same_for_every_seed_and_never_trained_on():
+    data = problem()
+    one, two = data.held_out(0.25), data.held_out(0.25)
+    assert torch.equal(one.test[0], two.test[0])
+    trained = torch.cat([one.client(i)[0] for i in range(4)])
+    assert len(torch.cat([trained, one.test[0]]).unique(dim=0)) == 80
+    assert (list(one.sizes), len(one.test[1])) == ([15] * 4, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: kedge.compare(linear, problem(), []), "algorithms is empty"),
+        (lambda: kedge.compare(linear, problem(), [kedge.FedAvg(eta=1), kedge.FedAvg(eta=2)]), "holds fedavg twice"),
+        (lambda: kedge.compare(linear, problem(), {"a": "fedavg"}), "the algorithm a is 'fedavg', but must be"),
+        (lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {}), "grid is empty"),
+        (lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {"eta": 0.1}), "grid has eta=0.1, but must list"),
+        (lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {"seed": [1]}), "grid names seed"),
+        (lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {"eta": [1.0]}, holdout=2), "holdout is 2, but must be"),
+        (
+            lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {"eta": [0.1]}, metric="test_f1", seeds=1, **SETTINGS),
+            "metric 'test_f1' does not exist",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(make, message):
+    with pytest.raises(kedge.UsageError, match=message):
+        make()
