@@ -165,7 +165,7 @@ def _measure(run: Simulation, before: Tensor, eval_clients: bool, metrics: Mappi
     if data.test is not None:
         row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *data.test, metrics).items()}
     if eval_clients:
-        row |= evaluate_clients(module, run.loss, data, metrics)
+        row |= evaluate_clients(run.module_of, run.loss, data, metrics)
     if math.isfinite(run.train_loss):
         row["train_loss"] = run.train_loss
     row["step_norm"] = float((moment.state.x - before).norm())

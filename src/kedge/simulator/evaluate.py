@@ -1,6 +1,6 @@
 """Loss, accuracy and a user's own metrics of a model, client by client."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -9,15 +9,15 @@ from kedge.problem import Federation
 
 
 def each_client(
-    module: nn.Module, loss: Loss, federation: Federation, metrics: Mapping[str, Metric] | None = None
+    module: Callable[[int], nn.Module], loss: Loss, federation: Federation, metrics: Mapping[str, Metric] | None = None
 ) -> list[dict[str, float]]:
-    """Evaluate the model client by client: on the test sets of the clients if there are any, else on their own data."""
+    """Evaluate ``module(client)`` for every client: on its test set if there are any, else on its own data."""
     place = federation.client_tests or federation
-    return [evaluate(module, loss, *place.client(i), metrics) for i in range(len(place))]
+    return [evaluate(module(i), loss, *place.client(i), metrics) for i in range(len(place))]
 
 
 def evaluate_clients(
-    module: nn.Module, loss: Loss, federation: Federation, metrics: Mapping[str, Metric] | None = None
+    module: Callable[[int], nn.Module], loss: Loss, federation: Federation, metrics: Mapping[str, Metric] | None = None
 ) -> dict[str, float]:
     """Return the mean over the clients and the mean of the worst tenth of them.
 

@@ -167,6 +167,18 @@ class Simulation:
         self.flat.buffers.copy_(self.moment.buffers)
         return self.flat.module
 
+    def module_of(self, client: int) -> nn.Module:
+        """Return `module_now` as a client sees it, with its personal layers."""
+        module, update = self.module_now(), self._crew.rules.update
+        if update is not None and update.hidden():
+            self.flat.bind(self._entered(client))
+        return module
+
+    def _entered(self, client: int) -> Tensor:
+        update, x = self._crew.rules.update, self.moment.state.x
+        rows = {name: vector.unsqueeze(0) for name, vector in self.client(client).items()}
+        return x if update is None else update.enter(x, rows).view(-1)
+
     def evaluate(self, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
         """Return the current model's loss, accuracy and your own metrics on the test set."""
         if self.federation.test is None:
@@ -175,7 +187,7 @@ class Simulation:
 
     def evaluate_clients(self, metrics: Mapping[str, Metric] | None = None) -> list[dict[str, float]]:
         """Return the same at each client: on the clients' test sets if there are any, else on their own data."""
-        return each_client(self.module_now(), self.loss, self.federation, check_metrics(metrics))
+        return each_client(self.module_of, self.loss, self.federation, check_metrics(metrics))
 
     def __repr__(self) -> str:
         return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
@@ -190,11 +202,7 @@ class Simulation:
 
     def client_model(self, number: int) -> nn.Module:
         """Return the current model as a client sees it, with its personal layers: an independent copy."""
-        kept, x = self.client(number), self.moment.state.x
-        if self._crew.rules.update is not None:
-            rows = {name: vector.unsqueeze(0) for name, vector in kept.items()}
-            x = self._crew.rules.update.enter(x, rows)[0]
-        return self.flat.exported(x, self.moment.buffers)
+        return self.flat.exported(self._entered(number), self.moment.buffers)
 
     def description(self) -> str:
         """Describe how the clients are run."""
