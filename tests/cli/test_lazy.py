@@ -17,6 +17,7 @@ COMMANDS = [
     "sweep",
     "algorithms",
     "partition",
+    "diagnose",
     "reproduce",
     "report",
     "watch",
@@ -44,6 +45,7 @@ sys.exit(code)
         (["run", "--nonsense"], 2),
         (["sweep", "--rounds", "few"], 2),
         (["nonsense"], 2),
+        (["theory", "verify", "--help"], 0),
         (["resume"], 2),
     ],
 )

@@ -8,6 +8,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kedge.cli.main import execute
+from kedge.report.lines import lines_of
+from kedge.report.page import write_report
+from kedge.runs.reader import StoredRun
 from tests.report.browser import CHROMIUM, chromium, opened, serious
 from tests.report.made import rows_of, write_comparison, write_run
 
@@ -296,3 +299,21 @@ def test_a_run_of_many_rows_and_many_lines_is_drawn(browser, tmp_path):
         assert page.locator("#run-table tbody tr").count() == 131
         assert page.evaluate("report.runs.at(-1).columns.round.length") == 600
         assert "at most 600 points" in page.inner_text("#notes")
+
+
+def test_a_thousand_runs_of_a_thousand_rows_are_painted_within_three_seconds(browser, tmp_path):
+    rows, summary = rows_of(1000, speed=100.0), {"engine": "", "versions": {}}
+    runs = [
+        StoredRun(tmp_path / str(place), {"algorithm": {"name": "fedavg", "eta": place / 8}}, rows, summary)
+        for place in range(1000)
+    ]
+    lines = lines_of(runs)
+    assert len(lines) == 1000
+    write_report(lines, tmp_path / "page.html", "many", "")
+    with opened(browser, (tmp_path / "page.html").as_uri()) as page:
+        painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        assert painted < 3000
+        assert page.evaluate("state.drawn.length") == 1000
+        page.select_option("#metric", "test_loss")
+        page.fill("#find", "eta 124.875")
+        assert page.locator("#legend button").all_inner_texts() == ["fedavg, eta 124.875"]

@@ -27,13 +27,13 @@ def test_runs_that_differ_only_in_the_seed_are_one_line(tmp_path):
 
 
 def test_lines_of_one_algorithm_are_named_by_what_differs(tmp_path):
-    for eta in (0.1, 0.2):
+    for eta in (0.1, 0.1 + 0.2):
         for seed in (0, 1):
             write_run(tmp_path / f"{eta}-{seed}", seed=seed, settings={"algorithm.eta": eta, "run.threads": 1 + seed})
     write_run(tmp_path / "other", "fedavg")
     assert [line.name for line in lines_of(runs_of([tmp_path]))] == [
         "scaffold-m, eta 0.1",
-        "scaffold-m, eta 0.2",
+        "scaffold-m, eta 0.3",
         "fedavg",
     ]
     found = told(tmp_path)

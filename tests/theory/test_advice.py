@@ -67,9 +67,13 @@ def test_a_trial_finds_the_rate_that_works_and_survives_one_that_diverges():
     made = kedge.quadratics(4, 5, heterogeneity="mild")
     rules = kedge.Settings(cohort=2, local_steps=4, batch_size=None)
     trial = try_rates(made.model, made.federation, kedge.FedAvg(eta=0.3), rules, 10, made.loss)
-    assert list(trial.losses) == pytest.approx([0.1, 0.3, 0.9])
+    assert list(trial.losses) == sorted(trial.losses)
+    assert {0.1, 0.3, 0.9} <= set(trial.losses)
     assert trial.eta == min(trial.losses, key=trial.losses.get)
-    assert trial.gradients == 3 * 10 * 2 * 4
+    assert trial.gradients == len(trial.losses) * 10 * 2 * 4
+    short = try_rates(made.model, made.federation, kedge.FedAvg(eta=0.001), rules, 10, made.loss)
+    assert list(short.losses) == pytest.approx([0.00033, 0.001, 0.003, 0.009, 0.027])  # past the edge, twice
+    assert short.eta == max(short.losses)
     wild = try_rates(made.model, made.federation, kedge.FedAvg(eta=1e6), rules, 60, made.loss)
     assert math.inf in wild.losses.values()
 

@@ -166,7 +166,7 @@ def test_a_model_with_dropout_and_batchnorm_is_measured_the_same_twice_and_left_
     model = nn.Sequential(*layers).double()
     federation = problem()[1]
     before = pickle.dumps([t.tolist() for t in model.state_dict().values()])
-    one, two = (measure(model, federation, batch_size=BATCH, points=2, seed=4) for _ in range(2))
+    one, two = (measure(model, federation, batch_size=BATCH, points=1, seed=4) for _ in range(2))
     assert one == two
     assert pickle.dumps([t.tolist() for t in model.state_dict().values()]) == before
 
@@ -184,7 +184,6 @@ def test_the_cost_is_counted_and_measured_constants_give_settings():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"batch_size": 49}, "batch_size is 49, but client 0 has only 48 samples"),
         ({"cohort": 7}, "cohort is 7, but the federation has 6 clients"),
         ({"points": 0}, "points is 0, but must be a whole number from 1 to 11"),
         ({"weights": "no"}, "weights is 'no', but must be uniform or size"),
@@ -194,6 +193,14 @@ def test_the_cost_is_counted_and_measured_constants_give_settings():
 def test_bad_settings_get_a_sentence(wrong, sentence):
     with pytest.raises(kedge.UsageError, match=sentence):
         measure(*problem(), **{"batch_size": BATCH} | wrong)
+
+
+def test_a_client_with_fewer_samples_than_a_minibatch_has_no_noise():
+    model, federation = problem()
+    small = kedge.Federation([(x[:4], y[:4]) for x, y in (federation.client(i) for i in range(3))])
+    with pytest.warns(match="3 of 3 clients have fewer samples") as said:
+        assert measure(model, small, batch_size=BATCH, points=2).sigma < 1e-9
+    assert len(said) == 1
 
 
 def test_power_iteration_finds_the_largest_size_and_gives_up_below_a_floor():

@@ -184,7 +184,7 @@ def diagnose(
     config: options.ConfigFile = None,
     set_: options.Set = None,
     trial: Annotated[
-        bool, typer.Option("--trial/--no-trial", help="Try a third, once and three times the start value of eta.")
+        bool, typer.Option("--trial/--no-trial", help="Try several multiples of the start value of eta for 15 rounds.")
     ] = True,
 ) -> None:
     """Measure a problem: is drift, noise or client sampling the trouble, and which algorithm fits?
@@ -328,6 +328,23 @@ def rates(
         local_steps=local_steps,
     )  # fmt: skip
     show(constants, rounds, target, out)
+
+
+def verify(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points, rounds and replicas: about a minute.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this experiment; give it once per experiment.", show_default=False),
+    ] = None,
+    out: options.Out = None,
+) -> None:
+    """Try what the paper's theory says on problems whose constants are known: eight experiments, each with a figure.
+
+    Exit 1 if an assertion fails. What does not come out as the paper says is reported as such: docs/theory.md.
+    """
+    from kedge.cli.theory import verify
+
+    verify(only, out, quick=quick)
 
 
 FEDERATED = ("run.rounds", "run.cohort", "run.local_steps", "run.local_epochs", "run.batch_size", "run.weight_decay",

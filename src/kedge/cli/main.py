@@ -49,8 +49,10 @@ for _command in (
 ):  # fmt: skip
     app.command()(_command)
 
-_theory = typer.Typer(help="What the paper's theory says: rates and settings.", no_args_is_help=True)
-for _command in (commands.rates,):
+_theory = typer.Typer(
+    help="What the paper's theory says: rates, and experiments that check them.", no_args_is_help=True
+)
+for _command in (commands.rates, commands.verify):
     _theory.command()(_command)
 app.add_typer(_theory, name="theory")
 

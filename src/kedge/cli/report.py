@@ -19,8 +19,13 @@ def report(places: Sequence[Path], out: Path, title: str | None) -> None:
     command = shlex.join(["kedge", "report", *map(str, places), "--out", str(out)])
     written = write_report(lines, out, title or title_of(lines), command)
     problems = sum(bool(run.problems) for run in runs)
-    said = f"Written to {out}: {len(lines)} lines from {len(runs)} runs, {size(written)}"
-    output.print(said + (f"; {problems} runs have problems, which the page names" if problems else ""), soft_wrap=True)
+    said = f"Written to {out}: {_count(len(lines), 'line')} from {_count(len(runs), 'run')}, {size(written)}"
+    odd = f"; the page says what is wrong with {_count(problems, 'run')}" if problems else ""
+    output.print(said + odd, soft_wrap=True)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def title_of(lines: Sequence[Line]) -> str:

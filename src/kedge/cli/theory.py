@@ -1,13 +1,21 @@
-"""`kedge theory`: the paper's rates for given constants."""
+"""`kedge theory`: the paper's rates for given constants, and the rate laboratory."""
 
 import math
+import time
 from pathlib import Path
 
+import torch
+import typer
 from rich.table import Table
 
-from kedge.cli.console import output
+from kedge.cli.console import errors, output
+from kedge.cli.run import RUNS
+from kedge.errors import UsageError
+from kedge.files import claimed, make_new_directory
 from kedge.theory import Constants
 from kedge.theory import rates as ranking
+from kedge.theory.laboratory import check_names
+from kedge.theory.laboratory import verify as experiments
 
 
 def rates(constants: Constants, rounds: int, target: float | None, out: Path | None) -> None:
@@ -30,3 +38,35 @@ def rates(constants: Constants, rounds: int, target: float | None, out: Path | N
 
         written = draw_rates(rows, constants, rounds, out)
         output.print(f"Drawn: {', '.join(map(str, written))}", soft_wrap=True)
+
+
+def verify(names: list[str] | None, out: Path | None, *, quick: bool) -> None:
+    """Run the experiments of the laboratory, print what they find, and write the report."""
+    from kedge.report.laboratory import outcome, write_report  # matplotlib is slow to load
+
+    check_names(names)
+    path = out or make_new_directory(RUNS, "theory")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the vectors are tiny
+    findings, began = [], time.perf_counter()
+    try:
+        with claimed(path, lambda: _check_empty(path), new=out is None):
+            for finding in experiments(names, quick=quick, before=lambda name: errors.print(f"{name} ...")):
+                findings.append(finding)
+                output.print(f"{finding.name}: {outcome(finding).strip('*')} ({finding.claim})", soft_wrap=True)
+                for sentence in finding.sentences:
+                    output.print(f"  {sentence}", soft_wrap=True)
+            command = "kedge theory verify" + " --quick" * quick + "".join(f" --only {name}" for name in names or [])
+            write_report(findings, path, command)
+    finally:
+        torch.set_num_threads(threads)
+    output.print(
+        f"{time.perf_counter() - began:.0f} s. Written to {path}: report.md, and a figure each.", soft_wrap=True
+    )
+    if not all(finding.holds for finding in findings):
+        raise typer.Exit(1)
+
+
+def _check_empty(path: Path) -> None:
+    if any(path.iterdir()):
+        raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")

@@ -74,10 +74,19 @@ def _names(algorithms: list[str], settings: list[dict[str, str]], runs: list[Sto
     apart = {name: [key for key in differing(own) if key != NAME] for name, own in alike.items()}
     names = []
     for algorithm, own, run in zip(algorithms, settings, runs, strict=True):
-        parts = [f"{key.partition('.')[2]} {own.get(key, '-')}" for key in apart[algorithm]] if own else [run.path.name]
+        parts = [f"{key.partition('.')[2]} {_short(own.get(key, '-'))}" for key in apart[algorithm]]
+        parts = parts if own else [run.path.name]
         names.append(", ".join([algorithm, *parts] if algorithm else parts) or run.path.name)
     count = Counter(names)
     return [name if count[name] == 1 else f"{name}, {place + 1}" for place, name in enumerate(names)]
+
+
+def _short(text: str) -> str:
+    """Return a number as people write it, 0.3 and not 0.30000000000000004, and anything else as it is."""
+    try:
+        return f"{float(text):.6g}" if "." in text else text
+    except ValueError:
+        return text
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:

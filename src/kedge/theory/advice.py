@@ -24,7 +24,7 @@ from kedge.client import Loss
 from kedge.problem import Federation
 from kedge.settings import Settings
 from kedge.simulator import Simulation
-from kedge.theory.measuring import Measured
+from kedge.theory.measuring import Measured, unwarned
 from kedge.theory.oracle import Oracle, Part
 
 SEPARATE = 40.0
@@ -37,7 +37,9 @@ STEPS: dict[type[Algorithm[Any, Any]], tuple[str, float]] = {
 """eta is this factor divided by this curvature."""
 BETAS = {FedAvgM: 0.2, ScaffoldM: 0.5}
 FACTORS = (1 / 3, 1.0, 3.0)
-"""Multiples of eta that a trial compares."""
+"""Multiples of eta that a trial compares first."""
+EXTENSIONS = 2
+"""How often it goes on past the edge on which the best lies."""
 
 
 @dataclass(frozen=True)
@@ -156,21 +158,35 @@ def try_rates(
 ) -> Trial:
     """Run an algorithm for a few rounds with a third, once and three times its eta, and look at f.
 
-    f is the mean over the clients of their training loss, each on at most 200 samples.
+    Where the best lies at an edge, the next one is tried too, twice at most. f is the mean over the clients of their
+    training loss, each on at most 200 samples.
     """
     rounds, loss = whole("rounds", rounds, 1), loss or cross_entropy
     oracle = Oracle(model, federation, loss, 0.0, settings.seed)
     parts = [Part(rows[:200], 1 / len(federation)) for rows in oracle.federation.indices]
-    losses, gradients = {}, 0.0
-    for factor in FACTORS:
+    losses: dict[float, float] = {}
+    gradients = 0.0
+
+    def attempt(factor: float) -> None:
+        nonlocal gradients
         tried = replace(algorithm, eta=_round(factor * algorithm.eta))
-        run = Simulation(model, federation, tried, settings, loss)
+        with unwarned():
+            run = Simulation(model, federation, tried, settings, loss)
         try:
             while run.round < rounds and bool(run.moment.state.x.isfinite().all()):
                 run.advance()
         finally:
             run.close()
-        found = oracle.loss(run.moment.state.x, parts)
-        losses[tried.eta] = found if math.isfinite(found) else math.inf
+        with oracle.on_one_thread():
+            found = oracle.loss(run.moment.state.x, parts)
+        losses[factor] = found if math.isfinite(found) else math.inf
         gradients += run.moment.gradients
-    return Trial(losses, rounds, gradients)
+
+    for factor in FACTORS:
+        attempt(factor)
+    for _ in range(EXTENSIONS):
+        best = min(losses, key=lambda factor: losses[factor])
+        if min(losses) < best < max(losses):
+            break
+        attempt(best * FACTORS[-1] if best == max(losses) else best / FACTORS[-1])
+    return Trial({_round(factor * algorithm.eta): losses[factor] for factor in sorted(losses)}, rounds, gradients)

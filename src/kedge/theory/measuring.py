@@ -5,7 +5,9 @@ that hold everywhere, and no finite number of gradients can give those. docs/the
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithms import FedAvg
 from kedge.checks import whole
 from kedge.client import Loss
+from kedge.errors import RunWarning
 from kedge.keyed import SUBSET, draw_minibatches, keyed
 from kedge.problem import Federation
 from kedge.round import ASKED
@@ -153,7 +156,8 @@ def _measured(measurer: "_Measurer", model: nn.Module, federation: Federation, l
     found, last = [first], measurer.oracle.initial
     if points > 1:
         trial = replace_cohort(rules, min(len(federation), TRIAL_COHORT))
-        run = Simulation(model, federation, FedAvg(eta=1 / max(first.L_sample, 1e-12)), trial, loss)
+        with unwarned():
+            run = Simulation(model, federation, FedAvg(eta=1 / max(first.L_sample, 1e-12)), trial, loss)
         wanted = {round(TRIAL_ROUNDS * place / (points - 1)) for place in range(1, points)}
         try:
             for number in range(1, TRIAL_ROUNDS + 1):
@@ -167,6 +171,14 @@ def _measured(measurer: "_Measurer", model: nn.Module, federation: Federation, l
             run.close()
         measurer.minibatches += run.moment.gradients
     return _summary(measurer, found, last, is_positive=loss is cross_entropy)
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Do not repeat what was said about the same problem already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunWarning)
+        yield
 
 
 def replace_cohort(rules: Settings, cohort: int) -> Settings:
@@ -270,12 +282,10 @@ class _Measurer:
         return math.sqrt(mean), _roots((mean - error, mean + error))
 
     def _minibatches(self, number: int, count: int) -> Iterator[list[Part]]:
-        size = self.rules.batch_size
-        assert size is not None
         for client, part in zip(self.clients, self.parts, strict=True):
-            (drawn,) = draw_minibatches(
-                self.rules.seed, number, ASKED, [int(client)], [len(part.rows)], [count], size
-            )  # fmt: skip
+            samples = len(part.rows)
+            size = min(self.rules.batch_size or samples, samples)
+            (drawn,) = draw_minibatches(self.rules.seed, number, ASKED, [int(client)], [samples], [count], size)
             yield [Part(part.rows[torch.from_numpy(rows)], 1.0) for rows in drawn]
 
     def _minibatch_curvature(self, number: int, x: Tensor, most: Eigenvalue) -> Eigenvalue:
