@@ -203,6 +203,14 @@ def test_a_client_with_fewer_samples_than_a_minibatch_has_no_noise():
     assert len(said) == 1
 
 
+def test_a_start_without_a_finite_loss_gets_a_sentence():
+    model, federation = problem()
+    with torch.no_grad():
+        model.weight.fill_(math.inf)
+    with pytest.raises(kedge.UsageError, match="the loss at the model's initial parameters is nan"):
+        measure(model, federation, batch_size=BATCH)
+
+
 def test_power_iteration_finds_the_largest_size_and_gives_up_below_a_floor():
     matrix = torch.diag(torch.tensor([1.0, -5.0, 3.0]))
     found = power_iteration(lambda v: matrix @ v, torch.ones(3), steps=100)

@@ -145,9 +145,13 @@ def test_e9_the_printed_eta_of_scaffold_m_breaks_the_control_lemma_for_small_bet
 
 
 def test_e10_the_printed_gamma_contradicts_the_lemmas():
-    for p in problems(100):
-        assert scaffold_m(p).beta > scaffold_m(p).beta / 12 >= scaffold_m(p).u
-        assert scaffold_m_vr(p).u <= 1 / 24
+    for p in problems(200):
+        plain, reduced = scaffold_m(p), scaffold_m_vr(p)
+        assert plain.beta > plain.beta / 12  # γL = β, as printed, against the lemma's γL <= β/12
+        assert plain.u <= min(1 / 24, plain.beta / 12)
+        # γL = min{1, √(βS)}, as printed, against γL <= √(βS/126) and γL <= 1/24
+        printed = min(1.0, math.sqrt(reduced.beta * p.S))
+        assert printed > min(1 / 24, math.sqrt(reduced.beta * p.S / 126)) >= reduced.u
 
 
 def test_e11_the_second_condition_of_fedavg_m_vr_is_not_implied():
@@ -185,6 +189,13 @@ def test_e15_the_noise_of_the_controls_carries_the_factor_of_the_drift():
     # The control lemma adds (2S/N) L² U_r, and U_r holds the noise term: the factor multiplies it.
     S, N, U, noise = sympy.symbols("S N U noise")
     assert sympy.expand((2 * S / N) * (U + noise)).coeff(noise) == 2 * S / N
+
+
+def test_e16_the_square_belongs_inside_the_expectation():
+    """The smallest of the slips of notation: E[|x|]² is not E[|x|²], and U_r bounds the latter."""
+    x = np.random.default_rng(0).normal(size=(1000, 3))
+    lengths = np.linalg.norm(x, axis=1)
+    assert lengths.mean() ** 2 < 0.9 * (lengths**2).mean()
 
 
 def test_e17_the_printed_row_of_koloskova_is_in_iterations():

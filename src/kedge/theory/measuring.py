@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithms import FedAvg
 from kedge.checks import whole
 from kedge.client import Loss
-from kedge.errors import RunWarning
+from kedge.errors import RunWarning, UsageError
 from kedge.keyed import SUBSET, draw_minibatches, keyed
 from kedge.problem import Federation
 from kedge.round import ASKED
@@ -152,6 +152,8 @@ def measure(
 
 def _measured(measurer: "_Measurer", model: nn.Module, federation: Federation, loss: Loss, points: int) -> Measured:
     rules = measurer.rules
+    if not math.isfinite(value := measurer.oracle.loss(measurer.oracle.initial, measurer.parts)):
+        raise UsageError(f"the loss at the model's initial parameters is {value}, so there is nothing to measure")
     first = measurer.at(0, measurer.oracle.initial)
     found, last = [first], measurer.oracle.initial
     if points > 1:
