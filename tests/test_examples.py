@@ -37,7 +37,7 @@ def test_it_runs_from_the_command_line_beside_the_built_in_ones(tmp_path, capsys
         "--eta",
         "0.1",
     ]
-    assert execute([*command, "--out", str(tmp_path / "both"), "--set", "FedProxM.mu=0.5"]) == 0
+    assert execute([*command, "--jobs", "1", "--out", str(tmp_path / "both"), "--set", "FedProxM.mu=0.5"]) == 0
     assert "FedProxM" in capsys.readouterr().out
     assert "mu = 0.5" in (tmp_path / "both" / "runs" / "FedProxM-0" / "config.toml").read_text()
 

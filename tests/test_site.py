@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mkdocs.config.defaults import MkDocsConfig
 
 import kedge
-from docs.website import algorithm_pages, notebooks, reference
+from docs.website import algorithm_pages, hook, notebooks, reference
 from docs.website.formulas import in_words, is_formula, to_tex, typeset
 
 ROOT = Path(__file__).parents[1]
@@ -68,11 +69,11 @@ def test_the_reference_has_every_public_name_once():
 
 
 def test_every_document_is_in_the_navigation():
-    config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), yaml.SafeLoader)
-    listed = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
-    written = {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")}
-    written = {name for name in written if not name.startswith("decisions/")}  # listed by themselves
-    assert written - listed == set(), "add a line to `nav` in mkdocs.yml"
+    config = MkDocsConfig()
+    config.load_dict(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), yaml.SafeLoader))
+    del config.nav[1]  # what it names has to go somewhere
+    listed = set(re.findall(r"[\w/-]+\.md", str(hook.on_config(config).nav)))
+    assert {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")} <= listed
 
 
 def test_nothing_that_the_site_loads_comes_from_elsewhere():

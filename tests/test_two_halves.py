@@ -21,28 +21,45 @@ def exchange(method, round, number):
     return (method.opening() if round < 0 else method.exchanges(round, SETTINGS.seed))[number]
 
 
-def live(pipe, number, features, labels, method):
+def live(pipe, client_number, features, labels):
     """Be a client: answer from the state that it keeps itself, and keep what it proposes."""
-    client = Client(number, model(), features, labels, method, SETTINGS)
-    state = client.initial_state()
-    pipe.send(client.samples)
-    while (message := pipe.recv()) is not None:
-        round, number, down, buffers = message
-        reply = client.answer(Question(exchange(method, round, number), round, number, down, buffers), state)
-        state = reply.state
-        pipe.send(reply._replace(state=None))  # which stays here
+    while (method := pipe.recv()) is not None:
+        client = Client(client_number, model(), features, labels, method, SETTINGS)
+        state = client.initial_state()
+        pipe.send(client.samples)
+        while (message := pipe.recv()) is not None:
+            round, number, down, buffers = message
+            reply = client.answer(Question(exchange(method, round, number), round, number, down, buffers), state)
+            state = reply.state
+            pipe.send(reply._replace(state=None))  # which stays here
 
 
-@pytest.mark.parametrize("method", [kedge.ScaffoldM(eta=0.05, beta=0.2), kedge.CELSGD(eta=0.05, beta=0.2)], ids=str)
-def test_clients_in_processes_of_their_own_and_a_server_give_what_simulate_gives(method):
-    federation = kedge.load_federation("digits", clients=3, partition="dirichlet", alpha=0.5, seed=1)
+@pytest.fixture(scope="module")
+def federation():
+    return kedge.load_federation("digits", clients=3, partition="dirichlet", alpha=0.5, seed=1)
+
+
+@pytest.fixture(scope="module")
+def pipes(federation):
+    """Yield a pipe to every client; starting the processes takes longer than everything else here."""
     context, pipes, processes = multiprocessing.get_context("spawn"), [], []
     for number in range(3):
         here, there = context.Pipe()
         features, labels = federation.client(number)
-        processes.append(context.Process(target=live, args=(there, number, features.numpy(), labels.numpy(), method)))
+        processes.append(context.Process(target=live, args=(there, number, features.numpy(), labels.numpy())))
         processes[-1].start()
         pipes.append(here)
+    yield pipes
+    for pipe in pipes:
+        pipe.send(None)
+    for process in processes:
+        process.join()
+
+
+@pytest.mark.parametrize("method", [kedge.ScaffoldM(eta=0.05, beta=0.2), kedge.CELSGD(eta=0.05, beta=0.2)], ids=str)
+def test_clients_in_processes_of_their_own_and_a_server_give_what_simulate_gives(method, federation, pipes):
+    for pipe in pipes:
+        pipe.send(method)
     rounds = Rounds(method, SETTINGS, np.array([pipe.recv() for pipe in pipes]))
 
     def gather(question, clients):
@@ -56,9 +73,7 @@ def test_clients_in_processes_of_their_own_and_a_server_give_what_simulate_gives
     for _ in range(4):
         moment = rounds.play(moment, gather)
     for pipe in pipes:
-        pipe.send(None)
-    for process in processes:
-        process.join()
+        pipe.send(None)  # the next method, if any
     wanted = kedge.simulate(model(), federation, method, 4, **SETTINGS.model_dump())
     for name, vector in wanted.server.items():
         torch.testing.assert_close(moment.state._asdict()[name], vector, rtol=1e-4, atol=1e-5)

@@ -33,6 +33,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             for family, names in algorithm_pages.families(page)
         ],
         "REFERENCE": [{title: f"reference/{file}.md"} for file, (title, _) in reference.pages().items()],
+        "OTHERS": [{_title(file): file.name} for file in _unlisted(str(config.nav))],
         "DECISIONS": [{_title(file): f"decisions/{file.name}"} for file in _decisions()],
     }
     config.nav = _filled(config.nav, rooms)
@@ -121,6 +122,11 @@ def _copy(target: str) -> str:
     if source.is_dir():
         return "".join(f"--- {file.name}\n\n{file.read_text('utf-8')}\n" for file in sorted(source.glob("*.toml")))
     return source.read_text(encoding="utf-8")
+
+
+def _unlisted(nav: str) -> list[Path]:
+    """Return the documents that mkdocs.yml does not name."""
+    return [file for file in sorted((ROOT / "docs").glob("*.md")) if not re.search(rf"\b{re.escape(file.name)}", nav)]
 
 
 def _decisions() -> list[Path]:
