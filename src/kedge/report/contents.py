@@ -1,7 +1,7 @@
 """What a report page shows, as plain data: curves thinned to what a screen can show, and numbers for the tables.
 
 Only the curves are thinned. The ends, the best values and the first rounds at which a target is reached come from all
-rows, so a thinned page gives the same numbers as a complete one.
+rows; of a run that improves very often, `records` leaves out steps that are too small to matter.
 """
 
 import math
