@@ -325,3 +325,41 @@ def test_ctrl_c_exits_with_130_and_leaves_what_was_done(tmp_path):
     assert process.returncode == 130
     assert "continue with `kedge resume run`" in error
     assert metrics(tmp_path / "run")[0]["round"] == 1
+
+
+def test_a_comparison_is_extended_repeated_and_never_replaced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["compare", *QUICK, "--jobs", "1", "--out", "one"]
+    assert execute([*command, "--algorithms", "fedavg", "--seeds", "2", "--set", "fedavg.eta=0.3"]) == 0
+    capsys.readouterr()
+    assert execute([*command, "--algorithms", "scaffold-m", "--seeds", "1"]) == 0
+    table = capsys.readouterr().out
+    assert "means over 2 seeds; ± is the standard deviation over them" in table
+    assert [line.split()[:2] for line in table.splitlines() if line.startswith("fedavg")] == [["fedavg", "0.3"]]
+    assert {path.name for path in (tmp_path / "one" / "runs").iterdir() if path.is_dir()} == {
+        "fedavg-0", "fedavg-1", "scaffold-m-0", "scaffold-m-1",
+    }  # fmt: skip
+    assert execute(["compare", "one/compare.toml", "--jobs", "1", "--out", "two"]) == 0
+    read = [
+        [line.split(",")[:9] for line in (tmp_path / name / "summary.csv").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert read[0] == read[1]
+    assert execute([*command, "--algorithms", "feddyn", "--local-steps", "7"]) == 2
+    assert "the existing comparison is different: run.local_steps is" in capsys.readouterr().err
+
+
+def test_a_comparison_from_elsewhere_runs_no_code_without_consent(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "compare.toml").write_text('[compare]\nalgorithms = ["evil.py:Evil"]\nseeds = 1\n')
+    assert execute(["compare", "compare.toml", "--out", "new"]) == 2
+    assert "runs only if you trust it" in capsys.readouterr().err
+    (tmp_path / "old" / "runs").mkdir(parents=True)
+    (tmp_path / "compare.toml").rename(tmp_path / "old" / "compare.toml")
+    assert execute(["compare", "--algorithms", "fedavg", "--out", "old"]) == 2
+    assert "runs only if you trust it" in capsys.readouterr().err
+    for text in ("[compare]\nseeds = 'two'", "[compare]\nnonsense = 1", "compare = 3", "[compare"):
+        (tmp_path / "bad.toml").write_text(text)
+        assert execute(["compare", "bad.toml"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import kedge
 from kedge.cli.main import execute
 
 DIGITS = ["--rounds", "3", "--clients", "10", "--cohort", "3", "--local-steps", "2", "--set", "model.widths=[8]"]
@@ -215,3 +216,27 @@ def test_a_sweep_that_was_stopped_or_killed_goes_on(tmp_path, number):
     assert last.name not in finished
     assert execute(["run", str(last / "config.toml"), "--out", "alone"]) == 0
     assert timeless(last) == timeless(tmp_path / "alone")
+
+
+def test_a_sweep_chooses_on_held_out_samples_and_tests_the_best(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["sweep", "--rounds", "4", "--clients", "6", "--cohort", "2", "--local-steps", "2", "--batch-size", "4"]
+    command += ["--seeds", "2", "--grid", "algorithm.eta=0.001,0.5", "--jobs", "1", "--out", "s"]
+    assert execute(command) == 0
+    printed = capsys.readouterr().out
+    assert "held-out accuracy" in printed
+    assert "Trained on all samples (best/): test accuracy " in printed
+    chosen, best = (kedge.read_runs(tmp_path / "s" / name) for name in ("runs", "best"))
+    assert {run.config["data"]["holdout"] for run in chosen} == {0.1}
+    assert [run.config["data"]["holdout"] for run in best] == [0.0, 0.0]
+    assert {run.config["algorithm"]["eta"] for run in best} == {0.5}
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("metrics.jsonl")}
+    assert execute(command) == 0  # nothing is repeated
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("metrics.jsonl")}
+    on_test = [*command[:-1], "t", "--holdout", "0"]
+    assert execute(on_test) == 0
+    printed = capsys.readouterr().out
+    assert "Trained on all samples" not in printed.split("Best:")[-1]
+    assert not (tmp_path / "t" / "best").exists()
+    quadratics = ["sweep", "--dataset", "quadratics", "--clients", "4", "--rounds", "2", "--seeds", "1", "--jobs", "1"]
+    assert execute([*quadratics, "--grid", "algorithm.eta=0.1", "--metric", "test_loss", "--out", "q"]) == 0

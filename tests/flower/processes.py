@@ -24,6 +24,8 @@ from kedge.flower.loopback import Loopback
 from kedge.runs.config import check, load_toml, run_config
 from kedge.runs.reader import read_rows, read_run
 
+KEYS = ("client-0", "client-1", "client-2", "stranger")
+
 LIAR = """\
 from flwr.app import Array
 from flwr.clientapp import ClientApp
@@ -192,31 +194,35 @@ def certificates(place: Path) -> None:
         "openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr",
         "openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile ext "
         "-out server.pem",
-        "ssh-keygen -q -t ecdsa -b 384 -N '' -f known",
-        "ssh-keygen -q -t ecdsa -b 384 -N '' -f stranger",
+        *(f"ssh-keygen -q -t ecdsa -b 384 -N '' -f {name}" for name in KEYS),
     ):
         subprocess.run(command, shell=True, check=True, cwd=place, capture_output=True)
 
 
-def unregistered(work: Path) -> None:
+def secured(work: Path, *, short: bool) -> None:
     """Under TLS with SuperNode authentication, a SuperNode whose key is not registered is refused."""
     certificates(work / "tls")
-    with Loopback(work, tls=work / "tls", warm=False) as loop:
+    with Loopback(work, tls=work / "tls") as loop:
         loop.superlink()
-        done = subprocess.run(
-            ["flwr", "supernode", "register", str(work / "tls" / "known.pub"), "loopback"], env=loop.env,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        loop.node(0, key=work / "tls" / "known")
-        loop.node(1, key=work / "tls" / "stranger")
+        for number in range(1 if short else 3):
+            key = work / "tls" / f"client-{number}"
+            register = ["flwr", "supernode", "register", f"{key}.pub", "loopback"]
+            done = subprocess.run(register, env=loop.env, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            loop.node(number, key=key)
+        loop.node(9, key=work / "tls" / "stranger")
         end = time.monotonic() + 60
-        while loop.poll("node-1") is None and time.monotonic() < end:
+        while loop.poll("node-9") is None and time.monotonic() < end:
             time.sleep(0.2)
-        assert loop.poll("node-1") not in (None, 0), loop.tail("node-1")
-        assert "2004" in loop.tail("node-1"), loop.tail("node-1")
+        assert loop.poll("node-9") not in (None, 0), loop.tail("node-9")
+        assert "2004" in loop.tail("node-9"), loop.tail("node-9")
         assert loop.poll("node-0") is None, loop.tail("node-0")
-        print(f"  an unregistered SuperNode under TLS: refused with exit code {loop.poll('node-1')}", flush=True)
+        print(f"  an unregistered SuperNode under TLS: refused with exit code {loop.poll('node-9')}", flush=True)
+        if not short:
+            trial = Trial(loop, "tls", "scaffold-m", 2)
+            trial.submit()
+            print(f"  a run under TLS ends after {trial.wait(trial.finished):.0f} s", flush=True)
+            trial.equals_the_simulator()
 
 
 def main() -> None:
@@ -227,7 +233,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(SystemExit(1)))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kedge-flower-") as place:
-        unregistered(Path(place))
+        secured(Path(place), short=short)
     with (
         tempfile.TemporaryDirectory(prefix="kedge-flower-") as place,
         Loopback(Path(place), database=not short) as loop,

@@ -1,13 +1,15 @@
 """`kedge flower`: the app it writes, and what it refuses."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
 
+from docs.tables.settings import table
 from kedge.cli.main import execute
 from kedge.flower import node, warm
-from kedge.flower.agreement import Agreement
+from kedge.flower.agreement import Agreement, FlowerSettings
 from kedge.runs.config import check, resolved
 
 
@@ -69,6 +71,11 @@ def test_what_is_refused_is_one_sentence(arguments, sentence, tmp_path, capsys):
     assert sentence in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_the_page_lists_the_settings():
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    assert table(FlowerSettings) in page
 
 
 def test_a_node_falls_back_to_flowers_own_where_it_was_not_tried(monkeypatch):

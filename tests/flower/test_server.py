@@ -211,6 +211,32 @@ def test_schedules_equal_the_simulator(world):
     assert_equal(world, server)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"run.reply_transforms": "TopK(0.1)"}, {"run.local_update": "Clip(0.5)"}],
+    ids=str,
+)
+def test_own_local_steps_and_reply_transforms_equal_the_simulator(changes, world):
+    server = world.server(config("fedavg", world.path / "out", 3, 2) | changes)
+    server.run()
+    assert_equal(world, server)
+
+
+def test_the_noise_of_privacy_is_a_secret_that_outlives_a_restart(world):
+    wanted = config("fedavg", world.path / "out", 2, 3, run__reply_transforms="Privacy(1.0, 0.5)")
+    server = world.server(wanted)
+    server.run()
+    assert not torch.equal(server.moment.state.x, simulated(world, server).server["x"])
+    keys = list(world.path.rglob("noise.key"))
+    assert len({key.read_text() for key in keys}) == 4  # of the server and of every client
+    assert {key.stat().st_mode & 0o777 for key in keys} == {0o600}
+    for out in ("out", "disk-0"):
+        (key,) = (world.path / out).rglob("noise.key")
+        before = key.read_text()
+        world.server(wanted | {"run.rounds": 3}).run()
+        assert key.read_text() == before
+
+
 @pytest.mark.parametrize("model", ["resnet18", "lenet"])
 def test_convolutions_and_batch_norm_equal_the_simulator(model, tmp_path):
     generator = torch.Generator().manual_seed(0)

@@ -93,8 +93,12 @@ def resume(
 def compare(
     given: options.Given,
     config: options.ConfigFile = None,
-    algorithms: Annotated[str, typer.Option(help="Ids separated by commas, or 'all'.")] = COMPARED,
-    seeds: Annotated[int, typer.Option(help="How many seeds, starting at --seed.")] = 3,
+    algorithms: Annotated[
+        str | None, typer.Option(help=f"Ids separated by commas, or 'all'. Default: {COMPARED}.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds, starting at --seed. Default: 3.", show_default=False)
+    ] = None,
     target: Annotated[
         float | None,
         typer.Option(help="Target for the rounds and MB columns. [95 % of the best]", show_default=False),
@@ -108,11 +112,13 @@ def compare(
 
     Each algorithm has its own eta and beta, found by a grid search on the default problem (experiments/digits_grid.py).
     For another problem, set your own with --eta and --beta for all, or --set scaffold-m.eta=0.2 for one.
+    The directory holds compare.toml, which repeats the comparison. More algorithms or seeds extend an existing one.
     """
     from kedge.cli.compare import compare
 
     named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
-    compare(consent.settle(raw, config, named=named, trust=trust), algorithms, seeds, target, jobs, out)
+    raw = consent.settle(raw, config, named=named, trust=trust)
+    compare(raw, algorithms, seeds, target, jobs, out, source=config, trust=trust)
 
 
 @options.takes("algorithm", "data", "model", "run", without=PROCESSES)

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class, find_algorithm
 from kedge.checks import whole
-from kedge.cli import options
+from kedge.cli import consent, options
+from kedge.cli.compare_file import FILE, check_alike, read_about, read_there, write_file
 from kedge.cli.console import errors, figure, output
 from kedge.cli.progress import batch_display
 from kedge.cli.run import RUNS
@@ -30,14 +31,30 @@ from kedge.runs.reader import StoredRun
 
 SEEDS = 1000
 """The most seeds of a comparison."""
-FILES = {"runs", "summary.csv", "curves.csv", "curves.png", "curves.svg", "report.html"}
+DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
+"""What is compared unless something else is named."""
+
+FILES = {FILE, "runs", "summary.csv", "curves.csv", "curves.png", "curves.svg", "report.html"}
 
 
 def compare(
-    raw: dict[str, Any], algorithms: str, seeds: int, target: float | None, jobs: int | None, out: Path | None
+    raw: dict[str, Any],
+    algorithms: str | None,
+    seeds: int | None,
+    target: float | None,
+    jobs: int | None,
+    out: Path | None,
+    *,
+    source: Path | None,
+    trust: bool,
 ) -> None:
-    """Compare the algorithms of a configuration that is not checked yet."""
-    whole("seeds", seeds, 1, SEEDS)
+    """Compare the algorithms of a configuration that is not checked yet; ``source`` is the file it comes from."""
+    about, raw = read_about(raw, source)
+    if algorithms is None and about.algorithms is not None:
+        consent.allow([], about.algorithms, source, trust=trust)
+    algorithms = algorithms or ",".join(about.algorithms or []) or DEFAULT
+    seeds, target = about.seeds if seeds is None else seeds, about.target if target is None else target
+    seeds = whole("seeds", 3 if seeds is None else seeds, 1, SEEDS)
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
     if jobs is not None:
@@ -47,8 +64,10 @@ def compare(
     path = out or make_new_directory(RUNS, f"compare-{short_name(first.data.dataset)}")
     check_place(path)
     with claimed(path, lambda: _check_content(path), new=out is None):
+        chosen, seeds = _extended(path, chosen, seeds, trust=trust)
         for settings in chosen.values():
             rehearse(settings)
+        write_file(path, chosen, seeds, target)
         with stopping() as stop:
             runs, failures = _run_all(chosen, seeds, path, jobs, stop)
         if runs:
@@ -60,6 +79,20 @@ def compare(
         raise StoppedError("interrupted; finished work is kept, and the same command with --out resumes", stop.signal)
     if failures or all(run.diverged is not None for run in ended):
         raise typer.Exit(1)
+
+
+def _extended(path: Path, chosen: dict[str, Config], seeds: int, *, trust: bool) -> tuple[dict[str, Config], int]:
+    """Return what is asked for, plus what the directory already has."""
+    there = read_there(path)
+    if there is None:
+        return chosen, seeds
+    about, raw = there
+    consent.allow([], [*(about.algorithms or []), *consent.named_in(raw)], path / FILE, trust=trust)
+    before = _chosen(",".join(about.algorithms or []), raw)
+    check_alike(next(iter(before.values())), next(iter(chosen.values())))
+    run = next(iter(chosen.values())).run
+    kept = {name: config.model_copy(update={"run": run}) for name, config in before.items() if name not in chosen}
+    return kept | chosen, max(seeds, about.seeds or 1)
 
 
 def _check_content(path: Path) -> None:
@@ -181,8 +214,12 @@ def _title(config: Config) -> str:
 
 
 def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left", caption_justify="left")
+    seeds = max(s.seeds for s in summaries)
+    table.caption = "one seed" if seeds == 1 else f"means over {seeds} seeds; ± is the standard deviation over them"
     table.add_column("algorithm", no_wrap=True)
+    for name in ("eta", "beta"):
+        table.add_column(name, justify="right")
     goal = "target" if target is None else f"{target:.0%}"
     for name in ("accuracy", "best", "loss", f"rounds to {goal}", f"MB to {goal}", "grads", "s"):
         table.add_column(name, justify="right", no_wrap=name == "accuracy")
@@ -192,8 +229,12 @@ def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
         if s.diverged:
             accuracy = f"{s.diverged} of {s.seeds} diverged"
         table.add_row(
-            s.algorithm, accuracy, figure(s.best_accuracy, ".1%"), figure(s.final_loss, ".3g"),
-            figure(s.rounds_to_target, ".0f"), figure(s.megabytes_to_target, ".1f"), figure(s.gradients, ".0f"),
-            figure(s.seconds, ".1f"),
+            s.algorithm, _short(s.eta), _short(s.beta), accuracy, figure(s.best_accuracy, ".1%"),
+            figure(s.final_loss, ".3g"), figure(s.rounds_to_target, ".0f"), figure(s.megabytes_to_target, ".1f"),
+            figure(s.gradients, ".0f"), figure(s.seconds, ".1f"),
         )  # fmt: skip
     return table
+
+
+def _short(value: object) -> str:
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, int | float) else str(value)

@@ -13,13 +13,13 @@ from kedge.cli import consent, options
 from kedge.cli.console import errors, output
 from kedge.cli.run import RUNS
 from kedge.cli.signals import StoppedError, stopping
-from kedge.cli.sweep_view import best_line, final_table, sweep_display, write_tables
+from kedge.cli.sweep_view import best_line, final_table, sweep_display, tested_line, write_tables
 from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory
 from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
 from kedge.runs.search import is_higher_better
-from kedge.runs.sweep import FILE, Sweep, SweepPlan, absolute, absolute_axes, joined, read_plan
+from kedge.runs.sweep import FILE, Sweep, SweepPlan, absolute, absolute_axes, joined, read_plan, with_holdout
 
 DEFAULT_TRIALS = 50
 
@@ -72,8 +72,12 @@ def _joined(path: Path, plan: SweepPlan, *, trust: bool) -> SweepPlan:
     if not os.path.lexists(path / FILE):
         if any(path.iterdir()):
             raise UsageError(f"out is {path}, but that directory is not empty; nothing was overwritten")
-        return plan
-    plan = joined(read_plan(path), plan)
+        return with_holdout(plan)
+    there = read_plan(path)
+    before = there.base.get("data")
+    if isinstance(before, dict) and "holdout" in before:
+        plan = with_holdout(plan)
+    plan = joined(there, plan)
     consent.allow([], [*consent.named_in(plan.base), *_names(plan.axes)], path / FILE, trust=trust)
     return plan
 
@@ -96,8 +100,11 @@ def _play(plan: SweepPlan, path: Path, jobs: int | None) -> None:
         going = Sweep(plan, path, jobs, stop=stop)
         with sweep_display(going):
             complete = going.run()
+        tested = going.evaluate() if complete else None
     if any(standing.runs for standing in going.standings.values()):
         _report(going)
+        if tested is not None and tested.runs:
+            output.print(tested_line(plan, tested), highlight=False, soft_wrap=True)
     failures = {f"{standing.name}-seed{seed}": run.error for standing in going.standings.values()
                 for seed, run in standing.runs.items() if run.error is not None}  # fmt: skip
     for name, error in failures.items():
@@ -123,7 +130,7 @@ def _report(going: Sweep) -> None:
         )
         for standing in going.standings.values() if standing.runs
     ]  # fmt: skip
-    metric = "test accuracy in %" if plan.metric == "test_accuracy" else plan.metric.replace("_", " ")
+    metric = f"{plan.criterion} in %" if plan.metric == "test_accuracy" else plan.criterion
     title = metric if plan.seeds == 1 else f"{metric}: mean ± standard deviation of {plan.seeds} seeds"
     drawn = draw_sweep(cells, path / "heatmap", plan.metric, is_higher_better(plan.metric), title)
     lines = lines_of([run for standing in going.standings.values() for run in standing.runs.values()])

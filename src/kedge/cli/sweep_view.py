@@ -11,7 +11,7 @@ from kedge.runs.batch import Event
 from kedge.runs.grid import label, short_keys, short_label
 from kedge.runs.reader import StoredRun
 from kedge.runs.search import Standing, ranked
-from kedge.runs.sweep import Sweep
+from kedge.runs.sweep import BEST, Sweep, SweepPlan
 
 LIVE = 10
 """Points in the live table."""
@@ -65,7 +65,7 @@ def _table(sweep: Sweep, standings: list[Standing], title: str | None) -> Table:
     table = Table(title=title, box=None, pad_edge=False, title_justify="left", caption_justify="left")
     for name in short_keys(list(plan.axes)).values():
         table.add_column(name, justify="right")
-    for name in (plan.metric.replace("_", " "), "seeds", "rounds", ""):
+    for name in (plan.criterion, "seeds", "rounds", ""):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for place, standing in enumerate(standings):
         mean, spread = standing.mean(plan.metric), standing.spread(plan.metric)
@@ -101,7 +101,17 @@ def best_line(sweep: Sweep) -> str:
     if mean is None:
         return f"No point finished.{more}"
     settings = " ".join(f"--set {key}={label(value)}" for key, value in best.point.items())
-    return f"Best: {settings} ({plan.metric.replace('_', ' ')} {number(plan.metric, mean)}).{more}"
+    return f"Best: {settings} ({plan.criterion} {number(plan.metric, mean)}).{more}"
+
+
+def tested_line(plan: SweepPlan, tested: Standing) -> str:
+    """Say how the best point does on the test set, which had no part in the choice."""
+    said, mean, spread = plan.metric.replace("_", " "), tested.mean(plan.metric), tested.spread(plan.metric)
+    if mean is None:
+        return f"Trained on all samples ({BEST}/), it failed or diverged."
+    scale = 100 if plan.metric == "test_accuracy" else 1
+    more = "" if spread is None else f" ± {scale * spread:.2g}, the standard deviation over {len(tested.runs)} seeds"
+    return f"Trained on all samples ({BEST}/): {said} {number(plan.metric, mean)}{more}."
 
 
 def write_tables(sweep: Sweep) -> list[str]:

@@ -23,7 +23,8 @@ def rates(constants: Constants, rounds: int, target: float | None, out: Path | N
     rows = ranking(constants, rounds, target)
     table = Table(box=None, pad_edge=False)
     for name in ("algorithm", "source", "rounds to target", f"bound after {rounds}", "largest term", "assumes also"):
-        table.add_column(name, justify="right" if name.startswith(("rounds", "bound")) else "left")
+        wide = 13 if name == "algorithm" else None  # the longest id
+        table.add_column(name, justify="right" if name.startswith(("rounds", "bound")) else "left", min_width=wide)
     for row in rows:
         known = not math.isinf(row.rounds)
         needed, bound = (f"{row.rounds:,.0f}", f"{row.bound:.3g}") if known else ("-", "-")

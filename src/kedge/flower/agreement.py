@@ -29,36 +29,41 @@ def _experiment(name: str, value: Any) -> None:
         raise UsageError(f"{name} is {shown(value)}, but must be 1 to 64 letters, digits, - or _")
 
 
+def _set(default: Any, meaning: str, **rule: Any) -> Any:
+    """Declare a setting without an option of the command line: the run config has it."""
+    return setting(default, meaning, option="", **rule)
+
+
 class FlowerSettings(Section):
     """How a federation is run by Flower."""
 
     panel = "Flower"
 
-    experiment: str = setting("default", "Names the clients' state on their disks.", check=_experiment)
-    out: str = setting("runs/flower", "The run directory, on the server: what is there already is continued.")
-    generation: int = setting(
+    experiment: str = _set("default", "Names the clients' state on their disks.", check=_experiment)
+    out: str = _set("runs/flower", "The run directory, on the server: what is there already is continued.")
+    generation: int = _set(
         1, "A higher number than before restarts the experiment at the present model, with fresh state everywhere.",
         at_least=1,
     )  # fmt: skip
-    min_clients: int | None = setting(
+    min_clients: int | None = _set(
         None, "How many clients must be connected before the first round.", at_least=1, default_text="all"
     )
-    wait: float = setting(300.0, "Seconds to wait for them, and for clients that a round needs.", above=0)
-    min_replies: int = setting(
+    wait: float = _set(300.0, "Seconds to wait for them, and for clients that a round needs.", above=0)
+    min_replies: int = _set(
         1, "Replies that an exchange needs; with fewer, the round is played again from its start.", at_least=1
     )
-    deadline: float = setting(600.0, "Seconds to wait for the replies of an exchange; later ones are dropped.", above=0)
-    attempts: int = setting(5, "How often a round is tried before the run fails; it can be continued.", at_least=1)
-    oversample: int = setting(
+    deadline: float = _set(600.0, "Seconds to wait for the replies of an exchange; later ones are dropped.", above=0)
+    attempts: int = _set(5, "How often a round is tried before the run fails; it can be continued.", at_least=1)
+    oversample: int = _set(
         0, "Clients to ask in addition to the cohort; the first replies count, the others are dropped.", at_least=0
     )
-    sampling: Literal["all", "present"] = setting(
+    sampling: Literal["all", "present"] = _set(
         "all", "From whom cohorts are drawn: all clients, or those connected when the round begins."
     )
-    z_score: float | None = setting(
+    z_score: float | None = _set(
         None, "Drop a reply whose norm is this many robust deviations above the median of the exchange.", above=0
     )
-    eval_clients: bool = setting(False, "Let the cohort evaluate the model it receives on its own test data.")
+    eval_clients: bool = _set(False, "Let the cohort evaluate the model it receives on its own test data.")
 
 
 @dataclass(frozen=True)

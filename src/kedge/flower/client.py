@@ -16,6 +16,7 @@ from kedge.client import Client, FlatModule, Loss, evaluate
 from kedge.errors import UsageError, shown
 from kedge.exchange import Effort
 from kedge.flower.agreement import Agreement
+from kedge.flower.secret import noise_seed
 from kedge.flower.versions import FRESH, Messages, Versions
 from kedge.flower.wire import (
     SENTENCE,
@@ -145,8 +146,11 @@ class Desk:
         if asked.exchange >= len(exchanges):
             raise UsageError(f"exchange is {asked.exchange}, but round {asked.round} has {len(exchanges)}")
         exchange = exchanges[asked.exchange]
-        client = Client(asked.client, self._model, *self._data, agreed.algorithm, agreed.settings, self._loss)
         home = _home(self._context, asked)
+        client = Client(
+            asked.client, self._model, *self._data, agreed.algorithm, agreed.settings, self._loss,
+            noise_seed=noise_seed(home) if agreed.settings.reply_transforms else None,
+        )  # fmt: skip
         versions = Versions(home / "state")
         state = client.initial_state()
         if asked.base != FRESH:

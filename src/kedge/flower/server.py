@@ -28,6 +28,7 @@ from kedge.flower.client import Data, MakeModel, made
 from kedge.flower.fleet import Fleet
 from kedge.flower.gather import Counted, Gatherer, TooFewError
 from kedge.flower.record import Record
+from kedge.flower.secret import noise_seed
 from kedge.keyed import sample_cohort
 from kedge.round import AnyAlgorithm, Moment, Rounds
 
@@ -172,7 +173,8 @@ class Server:
             missing = int(np.flatnonzero(known == 0)[0])
             raise FailedRunError(f"the size of client {missing} is not known, but the weights or steps depend on it")
         if self._cached is None or not np.array_equal(self._cached.sizes, known):
-            self._cached = Rounds(agreed.algorithm, agreed.settings, known, forms=False)
+            seed = noise_seed(self._checkpoint.directory) if agreed.settings.reply_transforms else None
+            self._cached = Rounds(agreed.algorithm, agreed.settings, known, forms=False, noise_seed=seed)
         return self._cached
 
     _cached: Rounds | None = None

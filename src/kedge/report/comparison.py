@@ -25,6 +25,8 @@ class Summary:
     megabytes_to_target: float | None
     gradients: float | None
     seconds: float | None
+    eta: float | str | None = None
+    beta: float | str | None = None
 
 
 def default_target(runs: Runs) -> float | None:
@@ -56,7 +58,15 @@ def _summary(name: str, runs: Sequence[StoredRun], target: float | None) -> Summ
         megabytes_to_target=_mean([(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in hits]) if complete else None,
         gradients=_mean([history[-1]["gradients"] for history in done]),
         seconds=_mean([history[-1]["seconds"] for history in done]),
+        eta=_hyper(runs, "eta"),
+        beta=_hyper(runs, "beta"),
     )
+
+
+def _hyper(runs: Sequence[StoredRun], name: str) -> float | str | None:
+    """Return a hyper-parameter, if there is one that all the runs have."""
+    found = {run.config.get("algorithm", {}).get(name) for run in runs}
+    return found.pop() if len(found) == 1 else None
 
 
 def _mean(values: list[float]) -> float | None:

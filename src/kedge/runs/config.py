@@ -162,7 +162,7 @@ def _read_by(dataset: str) -> frozenset[str] | None:
     entry = entry_of(dataset)
     if found := places(dataset):
         known = taken(found[0])
-        return None if known is None else frozenset({"dataset", "sha256", *known})
+        return None if known is None else frozenset({"dataset", "sha256", "holdout", *known})
     return frozenset({"dataset", "clients"}) | entry.options | (DIVISION if entry.make is None else frozenset())
 
 
@@ -302,7 +302,8 @@ def federation_of(config: Config) -> Federation:
     data = config.data
     if found := places(data.dataset):
         values = {key: value for key, value in data.model_dump().items() if key in _passed(config)}
-        return own_federation(found[0], values | {"seed": config.run.seed})
+        made, known = own_federation(found[0], values | {"seed": config.run.seed}), taken(found[0])
+        return made.held_out(data.holdout) if data.holdout and known is not None and "holdout" not in known else made
     return load_federation(
         data.dataset, data.clients, partition_name(config), data.alpha, config.run.seed, data.data_dir,
         holdout=data.holdout, test_samples=data.test_samples, shards_per_client=data.shards_per_client,

@@ -4,7 +4,7 @@ Its directory holds `sweep.toml`, which says what it is, and `runs/<point>-seed<
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from kedge.runs.own import PLACES, absolute_place, entry_of, metrics_of
 from kedge.runs.reader import read_toml
 from kedge.runs.search import Standing, is_higher_better, ranked
 
-FILE = "sweep.toml"
+FILE, BEST = "sweep.toml", "best"
+
+HOLDOUT = 0.1
+"""The share of the training samples that points are compared on, unless something else is asked for."""
 
 RUNS = 100_000
 """The most runs a sweep may have."""
@@ -53,6 +56,17 @@ class SweepPlan:
         )  # fmt: skip
         return config.model_copy(update={"run": run})
 
+    @property
+    def holdout(self) -> bool:
+        """Whether points are compared on samples held out of the training, and not on the test set."""
+        return bool(self.base.get("data", {}).get("holdout")) and "data.holdout" not in self.axes
+
+    @property
+    def criterion(self) -> str:
+        """What decides, in words."""
+        said = self.metric.replace("_", " ")
+        return f"held-out {said.removeprefix('test ')}" if self.holdout and said.startswith("test ") else said
+
     def check(self) -> None:
         """Refuse what cannot be run, before anything is."""
         if self.metric not in (known := columns(check(self.base))):
@@ -68,6 +82,19 @@ class SweepPlan:
             raise UsageError("halving and a search by optuna exclude each other")
         if self.halving is not None and "run.rounds" in self.axes:
             raise UsageError("--grid names run.rounds, but with halving the rungs decide on the rounds")
+
+
+def with_holdout(plan: SweepPlan) -> SweepPlan:
+    """Return the sweep with samples held out for its choice, unless it says otherwise or its data has no samples."""
+    data = plan.base.get("data", {})
+    axis = plan.axes.get("data.dataset")
+    names = (
+        axis.values if isinstance(axis, Choices) else [data.get("dataset", "digits")] if isinstance(data, dict) else []
+    )
+    sampled = all(isinstance(name, str) and entry_of(name).make is None for name in names)
+    if not names or not sampled or "holdout" in data or "data.holdout" in plan.axes:
+        return plan
+    return replace(plan, base=merged(plan.base, [("data.holdout", HOLDOUT)]))
 
 
 def columns(config: Config) -> list[str]:
@@ -279,6 +306,21 @@ class Sweep:
                 if config.run.rounds > standing.rounds:  # how it ended in an earlier rung no longer counts
                     standing.rounds, standing.runs = config.run.rounds, {}
         return len(run_batch(jobs, self.path / "runs", self.processes, self._follow, self._stop)) == len(jobs)
+
+    def evaluate(self) -> Standing | None:
+        """Train the best point on all samples and evaluate it on the test set; None if that was done, or cannot be."""
+        best = ranked(self.standings.values(), self.plan.metric)[0]
+        if not self.plan.holdout or best.mean(self.plan.metric) is None:
+            return None
+        standing, jobs = Standing(best.name, best.point, self.plan.seeds, best.rounds), {}
+        for seed in range(self.plan.seeds):
+            config = self.plan.config(best.point, seed)
+            data = config.data.model_copy(update={"holdout": 0.0})
+            jobs[f"{best.name}-seed{config.run.seed}"] = config.model_copy(update={"data": data})
+        refuse_link(self.path / BEST)
+        ended = run_batch(jobs, self.path / BEST, self.processes, stop=self._stop)
+        standing.runs = {jobs[name].run.seed: run for name, run in ended.items()}
+        return standing
 
     def _follow(self, event: Event) -> None:
         standing, seed = self._jobs[event.name]
