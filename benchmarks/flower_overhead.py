@@ -7,6 +7,8 @@ The bytes are those that Flower counts (`flwr ls --format json`); what `cost` de
 
 import argparse
 import re
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--widths", type=int, default=200)
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     with tempfile.TemporaryDirectory(prefix="kedge-flower-") as place, Loopback(Path(place)) as loop:
         loop.superlink()
         for number in range(3):

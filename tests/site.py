@@ -17,11 +17,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LOCAL = ("file:", "data:", "blob:")
 
 
-def problems() -> list[str]:
+def problems(browser: str) -> list[str]:
     """Return what is wrong with the site, one sentence each."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        return [f"none of {', '.join(BROWSERS)} is installed"]
     found: list[str] = []
     pages = sorted(set(SITE.rglob("*.html")) - {SITE / "404.html"})  # which only a server shows
     with sync_playwright() as playwright:
@@ -63,6 +60,9 @@ def _search(page: Page) -> list[str]:
 
 
 if __name__ == "__main__":
-    sentences = problems()
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        sys.exit(print(f"nobody looked at the site: none of {', '.join(BROWSERS)} is installed"))
+    sentences = problems(browser)
     print("\n".join(sentences), file=sys.stderr)
     sys.exit(1 if sentences else 0)

@@ -270,6 +270,8 @@ def test_hostile_runs_are_shown_as_text(browser, tmp_path):
     write_run(tmp_path / "a", "x.py:" + EVIL, settings={f"run.{EVIL}": EVIL, "data.dataset": EVIL}, engine="<b>e</b>")
     odd = [row | {EVIL: float("nan") if row["round"] % 2 else 1.0} for row in rows_of(9)]
     write_run(tmp_path / "b", settings={f"run.{EVIL}": "<i>"}, rows=odd)
+    huge = [row | {"test_loss": 1e308 * (-1) ** row["round"], "own": 9e99 * (row["round"] - 5)} for row in rows_of(9)]
+    write_run(tmp_path / "huge", rows=[row | {"tiny": 5e-324, "flat": 1.0} for row in huge])
     write_run(tmp_path / "c <u>", rows=[], ended=False)
     write_run(tmp_path / "d", config=False, ended=False, rows=rows_of(1))
     (tmp_path / "e").mkdir()
@@ -277,6 +279,9 @@ def test_hostile_runs_are_shown_as_text(browser, tmp_path):
     with opened(browser, report_of(tmp_path)) as page:
         for metric in page.evaluate("report.metrics"):
             page.select_option("#metric", metric)
+            page.check("#log-y")
+            page.uncheck("#log-y")
+            page.click("#zoom-in")
         assert page.locator("img, i, b, u, main script").count() == 0
         assert page.title().endswith("kedge")
         for name in page.locator("#table thead th button").all():

@@ -2,14 +2,20 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kedge
 from kedge.report.contents import MOST, contents, records
+from kedge.report.exports import latex
 from kedge.report.lines import lines_of, runs_of, state_of
+from kedge.report.page import escaped
 from kedge.report.palette import COLOURS, RAMP, look, shade
 from kedge.runs.division import division_of
+from kedge.runs.reader import StoredRun
 from tests.report.made import rows_of, write_comparison, write_run
 
 
@@ -88,9 +94,24 @@ def test_what_is_not_finite_is_counted_and_left_out(tmp_path):
     write_run(tmp_path / "run", rows=[row | {"own": math.nan, "test_loss": math.inf} for row in rows_of(3)])
     (run,) = told(tmp_path)["runs"]
     assert run["columns"]["own"] == [None] * 3
-    assert run["problems"] == [
-        "3 values of test_loss are not finite and are left out", "3 values of own are not finite and are left out",
+    said = "3 values of {} are left out: not finite, or too large"
+    assert run["problems"] == [said.format("test_loss"), said.format("own")]
+
+
+values = st.one_of(st.floats(), st.sampled_from([1e308, -1e308, 5e-324, 0.0, 10**18, math.nan, math.inf]))
+
+
+@given(st.lists(st.lists(values, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_any_numbers_make_a_page(columns):
+    runs = [
+        StoredRun(Path(str(place)), {"algorithm": {"name": "fedavg"}}, [
+            row | {"test_accuracy": value, "test_loss": value, "own": value}
+            for row, value in zip(rows_of(len(own)), own, strict=True)
+        ], {"engine": "", "versions": {}, "algorithm": ""})
+        for place, own in enumerate(columns)
     ]  # fmt: skip
+    assert escaped(contents(lines_of(runs), "", "")).isascii()
+    assert latex(lines_of(runs)).startswith("%")
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

@@ -4,6 +4,7 @@ They have a FLWR_HOME of their own, so the user's configuration of Flower is nei
 start ends with them, even what has left their process group.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -111,7 +112,7 @@ class Loopback:
         with self.log(name).open("ab") as out:
             self._running[name] = subprocess.Popen(
                 command, env=self.env, cwd=self.work, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )  # fmt: skip
 
     def log(self, name: str) -> Path:
@@ -188,6 +189,11 @@ class Loopback:
         _signal(self._seen, signal.SIGKILL)
         for process in running.values():
             process.wait()
+
+
+def _end_with_parent() -> None:
+    """Let the system end this process when its parent dies, even of kill -9."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _signal(processes: Iterable[Process], number: int) -> None:

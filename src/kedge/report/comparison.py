@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from kedge.runs.reader import Row, StoredRun
 
+NAN, LARGEST = float("nan"), 1e100
+"""A missing value, and the largest that counts; a directory from somebody else may have any."""
+
 Runs = Mapping[str, Sequence[StoredRun]]
 """The runs of every algorithm, one per seed."""
 
@@ -70,11 +73,16 @@ def _hyper(runs: Sequence[StoredRun], name: str) -> float | str | None:
 
 
 def _mean(values: list[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+    try:
+        return statistics.fmean(values) if values else None
+    except OverflowError:  # in a directory from somebody else
+        return None
 
 
 def _top(run: StoredRun) -> float | None:
-    return max((row["test_accuracy"] for row in run.rows if "test_accuracy" in row), default=None)
+    return max(
+        (row["test_accuracy"] for row in run.rows if abs(row.get("test_accuracy", NAN)) <= LARGEST), default=None
+    )
 
 
 def _first_at(history: list[Row], target: float) -> Row | None:
@@ -82,4 +90,4 @@ def _first_at(history: list[Row], target: float) -> Row | None:
 
 
 def _final(runs: Sequence[StoredRun], metric: str) -> list[float]:
-    return [run.last[metric] for run in runs if run.last is not None and metric in run.last]
+    return [run.last[metric] for run in runs if run.last is not None and abs(run.last.get(metric, NAN)) <= LARGEST]

@@ -6,12 +6,12 @@ rows, so a thinned page gives the same numbers as a complete one.
 
 import math
 import os
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from kedge.errors import UsageError
+from kedge.report.comparison import LARGEST
 from kedge.report.lines import Line, differing, repeat_command, seed_of, state_of
 from kedge.report.palette import DARK, DARK_RAMP, STYLES, look, shade
 from kedge.runs.division import division_of
@@ -150,7 +150,7 @@ def _run(
 ) -> dict[str, Any]:  # fmt: skip
     problems = [problem[:LONGEST] for problem in run.problems[:20]]
     odd = {name: count for name in metrics if (count := sum(_is_odd(row.get(name)) for row in run.rows))}
-    problems += [f"{count} values of {name[:60]} are not finite and are left out" for name, count in odd.items()]
+    problems += [f"{count} values of {name[:60]} are left out: not finite, or too large" for name, count in odd.items()]
     columns = {axis: [_number(_axis(row, axis)) for row in rows] for axis in AXES}
     columns |= {name: [_number(row.get(name)) for row in rows] for name in metrics
                 if any(name in row for row in rows)}  # fmt: skip
@@ -172,7 +172,7 @@ def records(rows: Sequence[Row], metric: str, *, higher: bool) -> list[list[floa
     better: list[Row] = []
     for row in rows:
         value = row.get(metric)
-        if value is None or not math.isfinite(value):
+        if value is None or _is_odd(value):
             continue
         if not better or (value > better[-1][metric] if higher else value < better[-1][metric]):
             better.append(row)
@@ -194,7 +194,7 @@ def _targets(lines: Sequence[Line], goals: Mapping[str, bool]) -> dict[str, floa
         means = []
         for line in lines:
             ends = _finite(run.rows[-1].get(metric) for run in line.runs if run.last is not None)
-            means += [statistics.fmean(ends)] if ends else []
+            means += [mean] if (mean := _mean(ends)) is not None else []
         if means:
             best = max(means) if higher else min(means)
             found[metric] = round(0.95 * best, 2) if higher else float(f"{1.05 * best:.2g}")
@@ -215,25 +215,30 @@ def _best(run: StoredRun) -> float | None:
 
 
 def _finite(values: Iterable[float | None]) -> list[float]:
-    return [float(value) for value in values if value is not None and math.isfinite(value)]
+    return [float(value) for value in values if value is not None and not _is_odd(value)]
 
 
 def _is_odd(value: float | None) -> bool:
-    return value is not None and not math.isfinite(value)
+    return value is not None and not abs(value) <= LARGEST  # also true of what is not a number
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return _number(statistics.fmean(values)) if values else None
+    return _number(sum(values) / len(values)) if values else None
 
 
 def _spread(values: Sequence[float]) -> float | None:
-    return _number(statistics.stdev(values)) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    mean = sum(values) / len(values)
+    return _number(math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1)))
 
 
 def _number(value: float | None) -> float | None:
-    """Return a number with the digits that a picture or a table can show; None if it is not finite."""
-    if value is None or not math.isfinite(value):
+    """Return a number with the digits that a picture or a table can show; None if it is not finite or beyond bounds."""
+    if value is None or _is_odd(value):
         return None
+    if abs(value) < 1 / LARGEST:
+        return 0
     if value == int(value) and abs(value) < 2**53:
         return int(value)
     return float(f"{value:.{DIGITS}g}")
