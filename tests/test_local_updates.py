@@ -55,7 +55,9 @@ def sharp(at, x):
 SINGLE = [case for case in CASES if case.id not in ("mb-storm", "ce-lsgd", "bvr-l-sgd")]
 
 
-@pytest.mark.parametrize(("update", "change"), [(kedge.Clip(0.3), clipped), (kedge.SAM(0.2), sharp)], ids=str)
+@pytest.mark.parametrize(
+    ("update", "change"), [(kedge.Clip(0.3), clipped), (kedge.SAM(0.2), sharp)], ids=["clip", "sam"]
+)
 @pytest.mark.parametrize("case", SINGLE, ids=named)
 def test_a_changed_gradient_is_the_gradient_of_every_algorithm(case, update, change):
     one = {"opening_batches": 1} if "opening_batches" in case.hyper else {}

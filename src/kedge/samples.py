@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kedge.checks import tensor
 from kedge.errors import UsageError
@@ -85,8 +85,8 @@ def read_labels(value: Any, what: str) -> Tensor:
     return labels if labels.is_floating_point() else labels.to(torch.int64)
 
 
-def called(module: nn.Module, data: Input) -> Any:
-    """Run a module on an input."""
+def called(module: Callable[..., Any], data: Input) -> Any:
+    """Run a module, or a function of the same arguments, on an input."""
     if isinstance(data, Tensor):
         return module(data)
     return module(**data) if isinstance(data, Mapping) else module(*data)

@@ -1,5 +1,6 @@
 """Your own data, models, losses and metrics in a configuration; runs made in Python, as the command line sees them."""
 
+import csv
 import io
 import json
 import zipfile
@@ -202,3 +203,13 @@ def test_a_run_made_in_python_that_cannot_be_rebuilt_says_what_is_missing(tmp_pa
         for part in ("not made by kedge.load_federation", "the model Linear", "the loss is MSELoss", "resume=True"):
             assert part in error
         assert error.count("\n") == 1
+
+
+def test_own_metrics_are_columns_of_a_comparison_and_rows_of_its_figure(file, tmp_path, capsys):
+    mine = ["--metrics", "my.py:right", "--algorithms", "fedavg,scaffold", "--seeds", "2", "--jobs", "1"]
+    assert execute(["compare", *mine, *SHORT, "--out", "both"]) == 0
+    assert " right " in capsys.readouterr().out
+    with (tmp_path / "both" / "summary.csv").open(newline="") as table:
+        for row in csv.DictReader(table):
+            assert float(row["final_test_right"]) == pytest.approx(float(row["final_accuracy"]))
+    assert "test right" in (tmp_path / "both" / "curves.svg").read_text()

@@ -113,6 +113,26 @@ def test_the_largest_value_on_the_trajectory_counts_and_the_first_point_is_the_s
     assert found.L_sample >= found.L
 
 
+class Named(nn.Module):
+    """Takes its input in two named parts, and returns its scores as `.logits`."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, left, right):
+        return {"logits": self.inner(torch.cat([left, right], 1))}
+
+
+def test_inputs_in_several_parts_are_measured_like_one():
+    model, federation = problem()
+    clients = [federation.client(i) for i in range(CLIENTS)]
+    parts = kedge.Federation([({"left": x[:, :2], "right": x[:, 2:]}, y) for x, y in clients])
+    whole, named = (measure(*case, batch_size=8, points=1) for case in ((model, federation), (Named(model), parts)))
+    for name in ("L", "sigma", "zeta", "delta"):
+        assert getattr(named, name) == pytest.approx(getattr(whole, name), rel=1e-6)
+
+
 def test_the_constants_of_quadratics_are_found():
     made = kedge.quadratics(8, 10, heterogeneity="large", sigma=3.0, samples=64)
     found = measure(made.model, made.federation, batch_size=16, loss=made.loss)

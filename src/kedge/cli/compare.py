@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 import tomllib
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -192,7 +191,7 @@ def _report(runs: Runs, target: float | None, path: Path, config: Config) -> Non
 
     target = target if target is not None else default_target(runs)
     summaries = summarise(runs, target)
-    write_csv(path / "summary.csv", [asdict(summary) for summary in summaries])
+    write_csv(path / "summary.csv", [summary.row() for summary in summaries])
     ended = [(name, run) for name, own in runs.items() for run in own]
     curves = [{"algorithm": name, "seed": run.seed, **row} for name, run in ended for row in run.rows]
     write_csv(path / "curves.csv", curves)
@@ -221,7 +220,8 @@ def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
     for name in ("eta", "beta"):
         table.add_column(name, justify="right")
     goal = "target" if target is None else f"{target:.0%}"
-    for name in ("accuracy", "best", "loss", f"rounds to {goal}", f"MB to {goal}", "grads", "s"):
+    own = [name.removeprefix("test_") for name in summaries[0].own]
+    for name in ("accuracy", *own, "best", "loss", f"rounds to {goal}", f"MB to {goal}", "grads", "s"):
         table.add_column(name, justify="right", no_wrap=name == "accuracy")
     for s in summaries:
         spread = "" if s.final_accuracy_std is None else f" ± {100 * s.final_accuracy_std:.1f}"
@@ -229,7 +229,8 @@ def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
         if s.diverged:
             accuracy = f"{s.diverged} of {s.seeds} diverged"
         table.add_row(
-            s.algorithm, _short(s.eta), _short(s.beta), accuracy, figure(s.best_accuracy, ".1%"),
+            s.algorithm, _short(s.eta), _short(s.beta), accuracy, *map(_short, s.own.values()),
+            figure(s.best_accuracy, ".1%"),
             figure(s.final_loss, ".3g"), figure(s.rounds_to_target, ".0f"), figure(s.megabytes_to_target, ".1f"),
             figure(s.gradients, ".0f"), figure(s.seconds, ".1f"),
         )  # fmt: skip

@@ -2,12 +2,15 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 from kedge.runs.reader import Row, StoredRun
 
 NAN, LARGEST = float("nan"), 1e100
 """A missing value, and the largest that counts; a directory from somebody else may have any."""
+
+USUAL = ("test_loss", "test_accuracy")
+"""The columns that every evaluation has."""
 
 Runs = Mapping[str, Sequence[StoredRun]]
 """The runs of every algorithm, one per seed."""
@@ -30,6 +33,13 @@ class Summary:
     seconds: float | None
     eta: float | str | None = None
     beta: float | str | None = None
+    own: Mapping[str, float | None] = field(default_factory=dict)
+    """Your own metrics at the end, by the name of their column."""
+
+    def row(self) -> dict[str, float | str | None]:
+        """Return everything as one row of a table."""
+        found = asdict(self)
+        return found | {f"final_{name}": value for name, value in found.pop("own").items()}
 
 
 def default_target(runs: Runs) -> float | None:
@@ -38,12 +48,21 @@ def default_target(runs: Runs) -> float | None:
     return round(0.95 * max(finals), 2) if finals else None
 
 
+def own_metrics(runs: Runs) -> list[str]:
+    """Return the columns of your own metrics on the test set."""
+    lasts = (run.last for own in runs.values() for run in own if run.last is not None)
+    return list(
+        dict.fromkeys(name for last in lasts for name in last if name.startswith("test_") and name not in USUAL)
+    )
+
+
 def summarise(runs: Runs, target: float | None) -> list[Summary]:
     """Summarise, in the order in which the algorithms were given."""
-    return [_summary(name, own, target) for name, own in runs.items()]
+    metrics = own_metrics(runs)
+    return [_summary(name, own, target, metrics) for name, own in runs.items()]
 
 
-def _summary(name: str, runs: Sequence[StoredRun], target: float | None) -> Summary:
+def _summary(name: str, runs: Sequence[StoredRun], target: float | None, metrics: list[str]) -> Summary:
     done = [run.rows for run in runs if run.last is not None]
     accuracies = _final(runs, "test_accuracy")
     reached = [_first_at(history, target) for history in done] if target is not None else []
@@ -63,6 +82,7 @@ def _summary(name: str, runs: Sequence[StoredRun], target: float | None) -> Summ
         seconds=_mean([history[-1]["seconds"] for history in done]),
         eta=_hyper(runs, "eta"),
         beta=_hyper(runs, "beta"),
+        own={metric: _mean(_final(runs, metric)) for metric in metrics},
     )
 
 

@@ -12,39 +12,24 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from kedge.files import write_atomically
-from kedge.report.comparison import Runs
+from kedge.report.comparison import Runs, own_metrics
 from kedge.report.palette import COLOURS, look
 
 
 def draw_comparison(compared: Runs, path: Path, title: str) -> list[Path]:
-    """Draw accuracy (or loss) against rounds and against bytes: the mean of each algorithm and its range over seeds."""
+    """Draw accuracy (or loss) and your own metrics against rounds and bytes: means, and their range over the seeds."""
     every = [run for own in compared.values() for run in own]
-    metric = "test_accuracy" if any("test_accuracy" in row for run in every for row in run.rows[-1:]) else "test_loss"
-    figure = Figure(figsize=(12, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    usual = "test_accuracy" if any("test_accuracy" in row for run in every for row in run.rows[-1:]) else "test_loss"
+    metrics = [usual, *own_metrics(compared)]
+    figure = Figure(figsize=(12, 0.8 + 3.6 * len(metrics)), layout="constrained")
     shade = 0.15 if len(compared) <= len(COLOURS) else 0.0  # more bands than that hide each other
-    for place, name in enumerate(compared):
-        runs = [run.rows for run in compared[name] if run.last is not None]
-        own = look(name, place)
-        lost = sum(run.diverged is not None for run in compared[name])
-        label = f"{name} ({lost} diverged)" if lost else name
-        if not runs:
-            left.plot([], [], label=label, **own)
-            continue
-        values = np.array([[row[metric] for row in run] for run in runs])
-        rounds = np.array([row["round"] for row in runs[0]])
-        megabytes = np.array([[(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in run] for run in runs]).mean(0)
-        for axes, x in ((left, rounds), (right, megabytes)):
-            axes.plot(x, values.mean(0), label=label, linewidth=1.8, markersize=4, markevery=-(-len(x) // 12), **own)
-            axes.fill_between(x, values.min(0), values.max(0), color=own["color"], alpha=shade, linewidth=0)
+    grid = figure.subplots(len(metrics), 2, sharex="col", sharey="row", squeeze=False)
+    for metric, (left, right) in zip(metrics, grid, strict=True):
+        _draw_metric(compared, metric, left, right, shade)
+    left, right = grid[-1]
     left.set_xlabel("rounds")
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     right.set_xlabel("communication, MB down and up, all clients")
-    left.set_ylabel(metric.replace("_", " "))
-    if metric == "test_loss":
-        left.set_yscale("log")
-    for axes in (left, right):
-        tidy(axes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
     seeds = len({run.seed for run in every})
@@ -53,6 +38,28 @@ def draw_comparison(compared: Runs, path: Path, title: str) -> list[Path]:
     )
     figure.supxlabel(note, fontsize=8, color="#555555")
     return _save(figure, path)
+
+
+def _draw_metric(compared: Runs, metric: str, left: Axes, right: Axes, shade: float) -> None:
+    for place, name in enumerate(compared):
+        runs = [run.rows for run in compared[name] if run.last is not None]
+        own = look(name, place)
+        lost = sum(run.diverged is not None for run in compared[name])
+        label = f"{name} ({lost} diverged)" if lost else name
+        if not runs or not all(metric in row for run in runs for row in run):
+            left.plot([], [], label=label, **own)
+            continue
+        values = np.array([[row[metric] for row in run] for run in runs])
+        rounds = np.array([row["round"] for row in runs[0]])
+        megabytes = np.array([[(row["bytes_down"] + row["bytes_up"]) / 1e6 for row in run] for run in runs]).mean(0)
+        for axes, x in ((left, rounds), (right, megabytes)):
+            axes.plot(x, values.mean(0), label=label, linewidth=1.8, markersize=4, markevery=-(-len(x) // 12), **own)
+            axes.fill_between(x, values.min(0), values.max(0), color=own["color"], alpha=shade, linewidth=0)
+    left.set_ylabel(metric.replace("_", " "))
+    if metric == "test_loss":
+        left.set_yscale("log")
+    for axes in (left, right):
+        tidy(axes)
 
 
 def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Path]:

@@ -6,7 +6,7 @@ A Hessian-vector product is a derivative of the gradient by autograd (Pearlmutte
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from kedge.client import FlatModule, Loss, views
 from kedge.problem import Federation
+from kedge.samples import called, scores
 
 CHUNK, SMALL_CHUNK, LARGE = 8192, 64, 1_000_000
 """Samples that are evaluated at once: of a model with fewer parameters than LARGE, and of others."""
@@ -40,6 +41,7 @@ class Oracle:
         flat.enter(flat.buffers.clone())
         self.initial = flat.initial
         self.federation = federation.to(flat.initial.dtype)
+        self._data = self.federation.samples
         self.samples = 0.0
         """Sample gradients so far; a Hessian-vector product counts as two."""
         self._module, self._loss, self._decay, self._seed = flat.module, loss, weight_decay, seed
@@ -100,8 +102,12 @@ class Oracle:
         given = dict(zip(self._names, views(x, self._shapes), strict=True)) | self._frozen
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         rows = torch.cat([part.rows for part in parts])
-        output = functional_call(self._module, (given, buffers), (self.federation.features[rows],))
-        labels = self.federation.labels[rows]
+        data, labels = self._data.take(rows)
+
+        def module(*arguments: Any, **named: Any) -> Any:
+            return functional_call(self._module, (given, buffers), arguments, named)
+
+        output = scores(called(module, data))
         if len(parts) == 1:
             return parts[0].weight * self._loss(output, labels)
         sizes = [len(part.rows) for part in parts]
