@@ -244,6 +244,12 @@ class Personal(LocalUpdate):
     prefix: str
     places: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefix, str):
+            raise UsageError(
+                f"prefix of Personal is {shown(self.prefix)}, but must be how the names of parameters begin"
+            )
+
     def bound(self, parameters: Mapping[str, slice]) -> "LocalUpdate":
         """Find the parameters."""
         found = [place for name, place in parameters.items() if name.startswith(self.prefix)]
@@ -368,6 +374,10 @@ def _changed(update: LocalUpdate, at: "Callable[[Vector], Vector]") -> "Callable
 
 def chain(*updates: LocalUpdate) -> LocalUpdate:
     """Return several updates as one."""
+    if not updates or not all(isinstance(update, LocalUpdate) for update in updates):
+        raise UsageError(
+            f"chain was given {shown(updates)}, but takes local updates, as in chain(Clip(1.0), SAM(0.05))"
+        )
     return updates[0] if len(updates) == 1 else Chain(updates)
 
 

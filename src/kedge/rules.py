@@ -22,7 +22,7 @@ from kedge.exchange import Effort, Exchange
 from kedge.local_updates import Chain, LocalUpdate, in_steps, text
 from kedge.probe import check_rules, check_update
 from kedge.settings import Settings
-from kedge.transforms import Place, ReplyTransform, named
+from kedge.transforms import Place, Privacy, ReplyTransform, named
 
 if TYPE_CHECKING:
     from kedge.round import Question
@@ -62,7 +62,10 @@ class Rules:
             update = update.bound(parameters)
             if (steps := in_steps(update, query=False)) is not None:
                 check_update(steps, x)
-        for transform in settings.reply_transforms or ():
+        transforms = settings.reply_transforms or ()
+        if any(isinstance(each, Privacy) for each in transforms[:-1]):
+            raise UsageError("Privacy must be the last of the reply transforms: what follows would undo its clipping")
+        for transform in transforms:
             transform.check(settings.weights, statistics)
         return cls(algorithm, settings, random, update, noise_seed)
 

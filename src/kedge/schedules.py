@@ -24,7 +24,10 @@ class Schedule:
 
     def __call__(self, round: int) -> float:
         """Return the value of a round; the exchanges before the first one (round -1) have that of round 0."""
-        value = self.value(max(round, 0))
+        try:
+            value = self.value(max(round, 0))
+        except OverflowError:
+            value = math.inf
         if not is_finite(value):
             raise UsageError(
                 f"the schedule {self.text} is {shown(value)} in round {round}, but must be a finite number"

@@ -15,12 +15,13 @@ are (d,): one client's. Importing this does not load torch.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kedge.calls import parsed
-from kedge.checks import is_finite
+from kedge.checks import is_finite, whole
 from kedge.errors import UsageError, shown
 
 if TYPE_CHECKING:
@@ -189,30 +190,36 @@ class Privacy(ReplyTransform):
             ) from None
         if not self.noise:
             return math.inf
-        gaussian, size = dp.GaussianDpEvent(self.noise / 2), cohort or clients
+        rounds, size = whole("rounds", rounds, 1), cohort or clients
         accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-        counts = _asked(algorithm, rounds, seed)
+        everyone, sampled = _asked(algorithm, rounds, seed)
         if self.mode == "local":
-            draws = [sample_cohort(seed, round, clients, size) for round in range(rounds)]
-            most = max(sum(client in drawn for drawn in draws) for client in range(clients))
-            per_round = {name: count / rounds for name, count in counts.items()}
-            answers = counts["everyone"] + math.ceil(most * (per_round["sampled"] + per_round["first"]))
-            return float(accountant.compose(gaussian, answers).get_epsilon(delta))
-        for cohort_kind, drawn in (("everyone", clients), ("sampled", size), ("first", 1)):
-            event = gaussian if drawn == clients else dp.SampledWithoutReplacementDpEvent(clients, drawn, gaussian)
-            if counts[cohort_kind]:
-                accountant.compose(event, counts[cohort_kind])
+            answers = [everyone] * clients
+            for round, exchanges in enumerate(sampled):
+                for client in sample_cohort(seed, round, clients, size):
+                    answers[client] += exchanges
+            accountant.compose(dp.GaussianDpEvent(self.noise / 2), max(answers))
+            return float(accountant.get_epsilon(delta))
+        if everyone:
+            accountant.compose(dp.GaussianDpEvent(self.noise / 2), everyone)
+        for exchanges, times in Counter(filter(None, sampled)).items():
+            # One cohort answers all exchanges of its round: that is one release with less noise, sampled once.
+            release = dp.GaussianDpEvent(self.noise / 2 / math.sqrt(exchanges))
+            whole_cohort = size == clients
+            accountant.compose(
+                release if whole_cohort else dp.SampledWithoutReplacementDpEvent(clients, size, release), times
+            )
         return float(accountant.get_epsilon(delta))
 
 
-def _asked(algorithm: "Algorithm[Any, Any]", rounds: int, seed: int) -> dict[str, int]:
-    """Count the exchanges of a run by who takes part in them; one that sends nothing up is counted too."""
-    counts = {"everyone": 0, "sampled": 0, "first": 0}
-    opening = algorithm.at(-1).opening()
-    for exchanges in (opening, *(algorithm.at(r).exchanges(r, seed) for r in range(rounds))):
-        for exchange in exchanges:
-            counts[exchange.cohort] += 1
-    return counts
+def _asked(algorithm: "Algorithm[Any, Any]", rounds: int, seed: int) -> tuple[int, list[int]]:
+    """Return how many exchanges of a run ask everyone and, for each round, how many ask its cohort or one of it.
+
+    The opening asks everyone. An exchange that sends nothing up is counted too.
+    """
+    kinds = [[each.cohort for each in algorithm.at(round).exchanges(round, seed)] for round in range(rounds)]
+    everyone = len(algorithm.at(-1).opening()) + sum(own.count("everyone") for own in kinds)
+    return everyone, [len(own) - own.count("everyone") for own in kinds]
 
 
 def wire_size(message: "Sequence[Tensor]", parameters: int, hidden: int, sparse: bool = False) -> int:
@@ -252,8 +259,7 @@ def read(value: Any) -> tuple[ReplyTransform, ...] | None:
     if isinstance(value, ReplyTransform):
         return (value,)
     if isinstance(value, str) and (call := parsed(value)) is not None:
-        made = call.made("reply transform", {**KINDS, "chain": lambda *parts: parts})
-        return made if isinstance(made, tuple) else (made,)
+        return read(call.made("reply transform", {**KINDS, "chain": lambda *parts: list(parts)}))
     if isinstance(value, list | tuple):
         return tuple(one for each in value for one in read(each) or ()) or None
     raise UsageError(f"reply_transforms is {shown(value)}, but must be TopK(share), Privacy(clip, noise), or a list")

@@ -28,11 +28,11 @@ def send(monkeypatch):
     advance = simulate.Simulation.advance
 
     def at(round, *numbers):
-        def play(run):
+        def play(run, **options):
             if run.round == round:
                 for number in numbers:
                     os.kill(os.getpid(), number)
-            advance(run)
+            advance(run, **options)
 
         monkeypatch.setattr(simulate.Simulation, "advance", play)
 

@@ -135,15 +135,6 @@ def test_a_result_is_short_and_can_be_tabled_and_drawn(tmp_path):
         result.plot("f1")
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C is heard, even if the parent of the tests ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_returns_what_there_is_and_the_run_can_be_resumed(tmp_path, capfd):
     class Impatient:
         def on_round(self, run):

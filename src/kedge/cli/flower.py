@@ -21,6 +21,7 @@ from kedge.flower.template import write_app
 from kedge.problem import DATASETS
 from kedge.runs.config import Config, check, federation_of, resolved
 from kedge.runs.directory import check_place
+from kedge.runs.own import places
 from kedge.runs.reader import Row, read_rows, read_run
 
 SMALL = {
@@ -49,6 +50,13 @@ def new(directory: Path, config: Path | None, settings: list[str] | None, given:
 
 def write(directory: Path, config: Config, out: str) -> None:
     """Write the app of a configuration."""
+    if config.data.dataset not in DATASETS or places(config.model.name or "") or places(config.algorithm.name):
+        raise UsageError("an app is written for built-in data, models and algorithms; put your own into its task.py")
+    if config.model.loss not in (None, "cross-entropy"):
+        raise UsageError(f"model.loss is {config.model.loss}, but an app is written for cross-entropy; pass your own "
+                         "loss to its client_app and server_app")  # fmt: skip
+    if config.run.lost_replies:
+        raise UsageError("run.lost_replies is set, but a real federation loses replies by itself")
     if DATASETS[config.data.dataset].make is not None:
         raise UsageError(f"the data set is {config.data.dataset}, but a federation needs one that has samples")
     federation = federation_of(config)

@@ -19,6 +19,7 @@ from kedge.round import AnyAlgorithm
 from kedge.runs.settings import DataSettings, ModelSettings, SimulationSettings
 from kedge.schedules import Schedule
 from kedge.settings import Section, Settings, setting
+from kedge.transforms import Privacy
 
 OWN = "own"
 """What a configuration calls data that only the clients have."""
@@ -173,5 +174,7 @@ def _check(algorithm: AnyAlgorithm, settings: Settings, clients: int, flower: Fl
         raise UsageError(f"flower.min_clients is {flower.min_clients}, but there are {clients} clients")
     if algorithm.full_participation and cohort + flower.oversample != clients:
         raise UsageError(f"{name} is defined only for full participation, but cohort is {cohort} of {clients} clients")
+    if flower.eval_clients and any(isinstance(each, Privacy) for each in settings.reply_transforms or ()):
+        raise UsageError("flower.eval_clients is set, but Privacy does not cover what clients find on their test data")
     if algorithm.full_participation and flower.sampling != "all":
         raise UsageError(f"{name} is defined only for full participation, but flower.sampling is {flower.sampling}")

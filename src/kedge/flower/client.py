@@ -1,6 +1,7 @@
 """The client's half of an exchange, in a process that Flower may start anew for every message."""
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from kedge.client import Client, FlatModule, Loss, evaluate
 from kedge.errors import UsageError, shown
 from kedge.exchange import Effort
 from kedge.flower.agreement import Agreement
-from kedge.flower.secret import noise_seed
+from kedge.flower.secret import noise_of, noise_seed
 from kedge.flower.versions import FRESH, Messages, Versions
 from kedge.flower.wire import (
     SENTENCE,
@@ -123,7 +124,7 @@ def _number(context: Context) -> int:
 
 
 def _home(context: Context, asked: Asked) -> Path:
-    place = context.node_config.get("state-dir", context.run_config.get("flower.state_dir"))
+    place = context.node_config.get("state-dir")
     if not isinstance(place, str) or not place:
         raise UsageError("the node config has no state-dir, where this client's state is kept")
     return Path(place) / asked.experiment / f"client-{asked.client}"
@@ -149,7 +150,7 @@ class Desk:
         home = _home(self._context, asked)
         client = Client(
             asked.client, self._model, *self._data, agreed.algorithm, agreed.settings, self._loss,
-            noise_seed=noise_seed(home) if agreed.settings.reply_transforms else None,
+            noise_seed=noise_of(noise_seed(home), asked.tag) if agreed.settings.reply_transforms else None,
         )  # fmt: skip
         versions = Versions(home / "state")
         state = client.initial_state()
@@ -202,7 +203,8 @@ class Desk:
         features, labels = tensor(self._test[0], "the test features"), tensor(self._test[1], "the test labels")
         features = features.to(down.x.dtype) if features.is_floating_point() else features
         found = evaluate(flat.exported(down.x, buffers), self._loss, features, labels)
-        return {f"test_{name}": value for name, value in found.items()} | {"test_samples": len(labels)}
+        finite = {f"test_{name}": value for name, value in found.items() if math.isfinite(value)}
+        return finite | {"test_samples": len(labels)}
 
 
 def _form(value: Tensor) -> Spec:

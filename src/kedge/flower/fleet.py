@@ -1,5 +1,6 @@
 """Which node is which client. A node that was started again is another activation, even if it kept its id."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
@@ -61,7 +62,9 @@ class Fleet:
         if (reason := refusal(reply.content)) is not None:
             raise UsageError(reason)
         who = about(reply.content, Present)
-        client = self.names.get(who.name, len(self.names)) if who.client < 0 else who.client
+        client = who.client if who.client >= 0 else self.names.get(who.name, self._free())
+        if who.client >= 0 and client in self.names.values():
+            raise UsageError(f"it is client {client}, but a client with a name has that number")
         if client >= self._clients:
             raise UsageError(f"it is client {client}, but data.clients is {self._clients}")
         if who.client < 0:
@@ -69,6 +72,10 @@ class Fleet:
         self._known[activation] = client
         self.sizes[client] = who.samples
         log(INFO, "client %s is node %s, with %s samples", client, activation.node, who.samples)
+
+    def _free(self) -> int:
+        taken = {*self.names.values(), *self.sizes}
+        return next(number for number in itertools.count() if number not in taken)
 
     def activation(self, client: int) -> Activation | None:
         """Return the latest node that is this client; None if it is not connected."""

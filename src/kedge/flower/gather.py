@@ -69,7 +69,8 @@ class Gatherer:
         self._grid, self._agreed, self._rounds, self._x, self._sleep = grid, agreed, rounds, x, sleep
         self._experiment, self._epoch = experiment, epoch
         self._questions = 0
-        self._attempt = ""
+        self.attempt = ""
+        """The tag of this attempt at a round."""
         self._evaluate = False
         self._told: dict[int, dict[str, Tensor]] = {}
         self._heard: set[int] = set()
@@ -80,7 +81,7 @@ class Gatherer:
     def begin(self, *, evaluate: bool = False) -> None:
         """Begin an attempt at a round."""
         self.metrics, self._told, self._heard, self._evaluate = [], {}, set(), evaluate
-        self._attempt = self._tag()
+        self.attempt = self._tag()
 
     def _tag(self) -> str:
         self._questions += 1
@@ -158,7 +159,7 @@ class Gatherer:
             asked = Asked(
                 rules=self._agreed.rules, experiment=self._experiment, client=client, round=question.round,
                 exchange=question.number, tag=tag, base=self.versions.now.get(client, FRESH),
-                keep=self.versions.kept.get(client, FRESH), attempt=self._attempt,
+                keep=self.versions.kept.get(client, FRESH), attempt=self.attempt,
                 evaluate=self._evaluate and question.number == 0,
             )  # fmt: skip
             if new not in vectors:

@@ -1,9 +1,11 @@
-"""The seed of what reply transforms draw: a secret of whoever draws, and the same after a restart.
+"""The seed of what reply transforms draw: a secret of whoever draws, and other noise for every message.
 
-Noise that others can compute from the public seed of a run hides nothing; and a round that is played again with other
-noise would tell more about the same data.
+Noise that others can compute from the public seed of a run hides nothing. A round that is played again has other
+repliers, or other messages: with the same noise, the difference of the two would have none. So it draws anew, and
+counts as one more release of the data.
 """
 
+import hashlib
 import secrets
 from pathlib import Path
 
@@ -26,3 +28,8 @@ def noise_seed(directory: Path) -> int:
     if not text.isdecimal() or int(text) >= 1 << 63:
         raise UsageError(f"{path} is not a key: it must be a whole number of 63 bits")
     return int(text)
+
+
+def noise_of(seed: int, tag: str) -> int:
+    """Return the seed of one message, or of one attempt at a round."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {tag}".encode(), digest_size=8).digest(), "big") >> 1

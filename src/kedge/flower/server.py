@@ -4,6 +4,7 @@ A round is atomic. If an exchange gets too few replies, the whole round is playe
 this process dies, the next one goes on from the last checkpoint. Clients are told of neither.
 """
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from kedge.flower.client import Data, MakeModel, made
 from kedge.flower.fleet import Fleet
 from kedge.flower.gather import Counted, Gatherer, TooFewError
 from kedge.flower.record import Record
-from kedge.flower.secret import noise_seed
+from kedge.flower.secret import noise_of, noise_seed
 from kedge.keyed import sample_cohort
 from kedge.round import AnyAlgorithm, Moment, Rounds
 
@@ -199,15 +200,21 @@ class Server:
         before = self.moment.state.x
         self.moment = self._played(self._cohort(round), opening=False)
         row = self._record.add(self.moment, before, self.gather.metrics)
+        self._record.check(self.moment)  # before it is saved: the last checkpoint stays finite
         self._save()
         shown = "".join(f", {name} {row[name]:.4g}" for name in ("test_loss", "test_accuracy") if name in row)
         log(INFO, "round %s of %s: %.1f s%s", round + 1, self._agreed.run.rounds, time.monotonic() - began, shown)
-        self._record.check(self.moment)
 
     def _cohort(self, round: int) -> list[int]:
-        agreed = self._agreed
-        self.fleet.look()
-        pool = self.fleet.present() if agreed.flower.sampling == "present" else list(range(agreed.clients))
+        agreed, flower = self._agreed, self._agreed.flower
+        pool = list(range(agreed.clients))
+        if flower.sampling == "present":
+            if not self.fleet.wait(lambda present: len(present) >= flower.min_replies, flower.wait, self._sleep):
+                here = len(self.fleet.present())
+                raise FailedRunError(
+                    f"{here} clients are connected after {flower.wait:g} s, but {flower.min_replies} must reply"
+                )
+            pool = self.fleet.present()
         size = min((agreed.settings.cohort or agreed.clients) + agreed.flower.oversample, len(pool))
         return [pool[place] for place in sample_cohort(agreed.settings.seed, round, len(pool), size)]
 
@@ -222,10 +229,13 @@ class Server:
             self.gather.begin(evaluate=not opening and flower.eval_clients and self._record.is_due(round + 1))
             able = [client for client in cohort if client not in silent]
             few = len(able) < flower.min_replies or self._agreed.algorithm.full_participation
+            rounds = self._rounds()
+            if rounds.noise_seed is not None:
+                rounds = dataclasses.replace(rounds, noise_seed=noise_of(rounds.noise_seed, self.gather.attempt))
             try:
                 if opening:
-                    return self._rounds().open(self.moment, self.gather)
-                return self._rounds().advance(self.moment, self.gather, cohort if few else able)
+                    return rounds.open(self.moment, self.gather)
+                return rounds.advance(self.moment, self.gather, cohort if few else able)
             except TooFewError as error:
                 self.versions.roll_back()
                 silent |= self.gather.silent

@@ -13,7 +13,7 @@ PACKAGE = "federation"
 """The app's own package."""
 
 RUN = ("rounds", "cohort", "local_steps", "local_epochs", "batch_size", "weight_decay", "weights", "seed", "shards",
-       "eval_every")  # fmt: skip
+       "eval_every", "local_update", "reply_transforms")  # fmt: skip
 """The settings of a run that a federation has too."""
 
 PYPROJECT = """\
@@ -101,7 +101,7 @@ def write_app(
     """Write an app for a resolved configuration of a built-in data set; nothing is overwritten."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} exists and is not an empty directory; nothing was overwritten")
-    model = dict(sections["model"])
+    model = {key: value for key, value in sections["model"].items() if key not in ("loss", "sha256")}
     name, given = model.pop("name"), {key: value for key, value in model.items() if value is not None}
     arguments = [
         _literal(name),

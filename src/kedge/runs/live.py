@@ -55,6 +55,8 @@ class LiveRun:
         """One row per evaluated round."""
         self.stopping = False
         """Whether a callback has asked the run to stop."""
+        self.interrupted = False
+        """Whether Ctrl-C has."""
 
     @property
     def round(self) -> int:
@@ -116,6 +118,11 @@ class LiveRun:
         """Return the seconds that questions took since the last call: they are not part of the run's."""
         asking, self._asking = self._asking, 0.0
         return asking
+
+    def interrupt(self) -> None:
+        """Stop, because of Ctrl-C."""
+        self.interrupted = True
+        self.stop()
 
     def stop(self) -> None:
         """End the run after this round; with a directory, a checkpoint is left to resume from."""

@@ -214,6 +214,8 @@ def _trained(
         more = {} if out is None else {"out": Path(out) / f"{name}-{seed}", "resume": True}
         try:
             results.append(simulate(its, data, algorithm, **dict(settings) | {"seed": seed} | more))
+            if results[-1].interrupted:  # a shorter run among the others would make their means wrong
+                raise KeyboardInterrupt
         except DivergedError as error:
             results.append(error.result)
             diverged += 1

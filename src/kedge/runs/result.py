@@ -35,6 +35,8 @@ class Result:
     simulation: Simulation
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Your own metrics, which the test set was evaluated with."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the run before its last round."""
 
     def client(self, number: int) -> dict[str, Tensor]:
         """Return a client's own vectors by name."""

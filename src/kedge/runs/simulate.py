@@ -105,7 +105,8 @@ def simulate(
         run.processes.check_alike(facts)  # in all of them: only the first one compares with the directory
 
         def result() -> Result:
-            return Result(run.model, record.history, run.cohorts, run.server, run, own)
+            interrupted = live.interrupted and run.round < rounds
+            return Result(run.model, record.history, run.cohorts, run.server, run, own, interrupted)
 
         place, told = None if directory is None else directory.path, Callbacks(callbacks)
         live = LiveRun(run, rounds, record.history, place, own)
@@ -128,7 +129,7 @@ def simulate(
 
         # The model's own random numbers are keyed; the caller's random state is left as it was.
         keyed = torch.random.fork_rng(devices=[], enabled=run.random)
-        with keyed, closing(run), record.opened(resume, rounds), stopping_on_interrupt(live.stop):
+        with keyed, closing(run), record.opened(resume, rounds), stopping_on_interrupt(live.interrupt):
             tell("on_start")
             for done in range(run.round + 1, rounds + 1):
                 before = run.moment.state.x
