@@ -130,6 +130,9 @@ def test_epsilon_comes_from_the_accountant():
     # An opening over all clients and a second exchange cost privacy too.
     assert many < kedge.Privacy(1.0, 4.0).epsilon(kedge.Scaffold(eta=0.1), **run)
     assert many < kedge.Privacy(1.0, 4.0).epsilon(kedge.Mime(eta=0.1), **run)
+    # The two exchanges of Mime ask the same cohort: together they are one release with half the variance.
+    twice = kedge.Privacy(1.0, 4.0 * math.sqrt(2)).epsilon(kedge.Mime(eta=0.1), **run)
+    assert twice == pytest.approx(many)
     assert math.isinf(kedge.Privacy(1.0, 0.0).epsilon(method, **run))
     # One Gaussian of sensitivity 2 clip: Rényi accounting bounds the analytic value of 1.0 at noise / 2 = 3.73.
     one = kedge.Privacy(1.0, 2 * 3.73, "local").epsilon(method, rounds=1, clients=10, cohort=None, delta=1e-5)
@@ -220,6 +223,8 @@ def normalized():
         (lambda: play("Privacy(1.0)"), "reply transform Privacy was given the wrong arguments"),
         (lambda: play("Privacy(-1, 1)"), "clip of Privacy is -1, but must be finite and above 0"),
         (lambda: play("Privacy(1, 1, 'secret')"), "mode of Privacy is 'secret', but must be central or local"),
+        (lambda: play("chain(0.5)"), "reply_transforms is 0.5, but must be"),
+        (lambda: play([kedge.Privacy(1.0, 1.0), kedge.TopK(0.1)]), "Privacy must be the last of the reply transforms"),
         (lambda: play(3), r"reply_transforms is 3, but must be TopK\(share\)"),
         (lambda: play(kedge.Privacy(1.0, 1.0), weights="size"), "Privacy needs clients of equal weight"),
         (

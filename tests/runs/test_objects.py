@@ -1,5 +1,8 @@
 """Comparisons and sweeps of objects, as the commands of the same names do them."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +50,19 @@ def test_a_run_that_diverges_is_told_apart():
     found = kedge.compare(made.model, made.federation, [kedge.FedAvg(eta=1e30)], seeds=1, loss=made.loss, **SETTINGS)
     assert found.rows()[0]["diverged"] == 1
     assert "diverged" in repr(found)
+
+
+def test_ctrl_c_ends_a_comparison_which_resumes(tmp_path):
+    class Impatient:
+        def on_round(self, run):
+            if run.round == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    methods = [kedge.FedAvg(eta=0.1)]
+    with pytest.raises(KeyboardInterrupt):
+        kedge.compare(linear, problem(), methods, seeds=2, out=tmp_path, callbacks=[Impatient()], **SETTINGS)
+    resumed = kedge.compare(linear, problem(), methods, seeds=2, out=tmp_path, **SETTINGS)
+    assert resumed.rows() == kedge.compare(linear, problem(), methods, seeds=2, **SETTINGS).rows()
 
 
 def test_a_sweep_chooses_on_held_out_samples_and_reports_the_test_set():
