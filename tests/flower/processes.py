@@ -143,7 +143,7 @@ def killed_server(loop: Loopback) -> None:
 
 
 def lost_node(loop: Loopback) -> None:
-    """kill -9 of a SuperNode that stays away for a run; the round goes on without it."""
+    """kill -9 of a SuperNode that stays away for a run; the round ends without it."""
     trial = Trial(loop, "gone", "scaffold-m", 3, cohort=3)
     trial.submit()
     trial.wait(lambda: trial.played(1))
@@ -172,7 +172,7 @@ def killed_link(loop: Loopback) -> None:
 
 
 def lying_client(loop: Loopback) -> None:
-    """A client that sends NaN is left out, and the round goes on."""
+    """A client that sends NaN is left out, and the round ends without it."""
     loop.kill("node-2")
     loop.node(2, "lie=1")
     trial = Trial(loop, "liar", "scaffold-m", 1, cohort=3)

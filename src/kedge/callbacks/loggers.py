@@ -1,6 +1,7 @@
 """Write every evaluated row somewhere else too: a CSV file, TensorBoard, Weights & Biases, MLflow."""
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from kedge.runs.live import LiveRun
 from kedge.runs.result import need
 
 
-class _Logger:
+class _Logger(ABC):
     """Passes on rows, once each, when they are in the history; a resumed run continues after its last row."""
 
     def __init__(self) -> None:
@@ -38,11 +39,13 @@ class _Logger:
             self._write(run, int(row["round"]), values)
         self._logged = len(run.history)
 
+    @abstractmethod
     def _open(self, run: LiveRun) -> None:
-        raise NotImplementedError
+        """Begin to write."""
 
+    @abstractmethod
     def _write(self, run: LiveRun, round: int, values: dict[str, float]) -> None:
-        raise NotImplementedError
+        """Write a row."""
 
     def _close(self) -> None:
         pass

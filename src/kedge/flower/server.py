@@ -1,7 +1,7 @@
 """The server's half: rounds over Flower's Grid, with a checkpoint after each of them.
 
 A round is atomic. If an exchange gets too few replies, the whole round is played again from the state before it; if
-this process dies, the next one goes on from the last checkpoint. Clients are told of neither.
+this process dies, the next one resumes from the last checkpoint. Clients are told of neither.
 """
 
 import dataclasses

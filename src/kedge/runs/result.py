@@ -25,7 +25,7 @@ class Result:
     """The result of a run."""
 
     model: nn.Module
-    """The final model: an independent copy of yours with the trained parameters, in evaluation mode."""
+    """The final model: an independent copy of your model with the trained parameters, in evaluation mode."""
     history: list[Row]
     """One row per evaluated round; `round` counts finished rounds; bytes, gradients and seconds are totals."""
     cohorts: Sequence[list[int]]

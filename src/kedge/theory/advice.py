@@ -39,7 +39,7 @@ BETAS = {FedAvgM: 0.2, ScaffoldM: 0.5}
 FACTORS = (1 / 3, 1.0, 3.0)
 """Multiples of eta that a trial compares first."""
 EXTENSIONS = 2
-"""How often it goes on past the edge on which the best lies."""
+"""How often the trial may move past the edge on which its best rate lies."""
 
 
 @dataclass(frozen=True)
