@@ -1,7 +1,6 @@
 """Write every evaluated row somewhere else too: a CSV file, TensorBoard, Weights & Biases, MLflow."""
 
 import os
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from kedge.runs.live import LiveRun
 from kedge.runs.result import need
 
 
-class _Logger(ABC):
+class _Logger:
     """Passes on rows, once each, when they are in the history; a resumed run continues after its last row."""
 
     def __init__(self) -> None:
@@ -39,13 +38,11 @@ class _Logger(ABC):
             self._write(run, int(row["round"]), values)
         self._logged = len(run.history)
 
-    @abstractmethod
     def _open(self, run: LiveRun) -> None:
-        """Begin to write."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _write(self, run: LiveRun, round: int, values: dict[str, float]) -> None:
-        """Write a row."""
+        raise NotImplementedError
 
     def _close(self) -> None:
         pass
