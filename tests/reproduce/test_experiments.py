@@ -104,6 +104,14 @@ def test_a_free_step_is_a_multiple_of_eta_k_and_only_searched():
     assert {case.protocol for case in made.cases() if case.line == "fedavg, free step"} == {"tuned", "second", "finer"}
 
 
+def test_a_decayed_rate_falls_by_a_cosine_to_a_hundredth_over_all_rounds():
+    made, hyper = plan("horizon", "paper"), Hyper(0.1, 0.2)
+    config = made.final(Case("K = 64, decayed", "tuned", "fedavg-m"), hyper, 0)
+    assert str(config.algorithm.eta) == "cosine(0.1, 0.001, rounds=1000)"
+    assert config.run.local_steps == 64
+    assert made.final(Case("K = 64", "tuned", "fedavg-m"), hyper, 0).algorithm.eta == 0.1
+
+
 def test_the_figures_of_the_paper_are_judged_by_what_the_paper_did():
     assert {name: load(name).judged for name in FIGURES if load(name).judged != ["tuned"]} == {
         name: ["tuned", "equal"] for name in ("resnet-mild", "resnet-severe", "resnet-vr")

@@ -110,6 +110,7 @@ class Experiment(_Part):
     panels: dict[str, Changes]
     lines: dict[str, Changes] = {}
     free_step: list[str] = []  # lines that also choose γ / ηK from the grid
+    decayed: list[str] = []  # panels in which eta decays over the run, by a cosine, to a hundredth
     protocols: list[Protocol] = ["tuned", "second", "finer"]
     judged: list[Protocol] = ["tuned"]  # those that the paper used; the others are shown but do not count
     sweep: str | None = None  # a key: its values, one per panel, are the x axis
@@ -170,6 +171,7 @@ def _check_names(experiment: Experiment) -> None:
     lines, panels = experiment.all_lines(), experiment.panels
     used = [name for claim in experiment.claims for name in [*(claim.panels or []), *claim.where]]
     used += [place for claim in experiment.claims if (place := claim.more_than_in) and ": " not in place]
+    used += experiment.decayed
     for scale in experiment.scales.values():
         used += [*scale.panels, *(scale.only or []), *filter(None, [scale.tuning.panel])]
     for name in experiment.needs():

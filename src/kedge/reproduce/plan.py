@@ -185,7 +185,9 @@ class Plan:
     def _raw(self, panel: str, line: str, hyper: Hyper, seed: int) -> dict[str, Any]:
         sections = self._settings(panel, line)
         fields = self._fields(Case(panel, "", line))
-        given = {"eta": hyper.eta, "beta": hyper.beta}
+        given: dict[str, Any] = {"eta": hyper.eta, "beta": hyper.beta}
+        if panel in self.experiment.decayed:
+            given["eta"] = f"cosine({hyper.eta:g}, {_short(hyper.eta / 100):g}, rounds={sections['run']['rounds']})"
         if hyper.step is not None:
             given["gamma"] = _short(hyper.step * hyper.eta * sections["run"]["local_steps"])
         given = {key: value for key, value in given.items() if value is not None}
