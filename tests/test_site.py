@@ -105,3 +105,11 @@ def test_a_notebook_becomes_a_page_with_what_it_printed():
         "# Title\n\n```python\n1 + 1\n```\n\n```text\nhello\n```\n\n```text\n2\n```\n\n![Figure](name-1.png)"
     )
     assert images == {"name-1.png": b"hi"}
+
+
+def test_a_picture_of_a_result_is_copied_as_it_is():
+    picture = next((ROOT / "experiments" / "results").rglob("*.png")).relative_to(ROOT).as_posix()
+    page = hook._relinked(f"[Figure](../{picture})", "docs/reproduce.md", "reproduce.md")
+    assert page == f"[Figure](files/{picture})"
+    assert hook._copies({"reproduce.md": page}) == {f"files/{picture}"}
+    assert hook._copy(f"files/{picture}") == (ROOT / picture).read_bytes()

@@ -21,6 +21,7 @@ FROM_ROOT |= {"SECURITY.md": "reporting.md"}
 CONSOLE = re.compile(r"^```console\n(?!\$ )", re.MULTILINE)
 """Commands without a prompt, which the highlighter would take for what a program prints."""
 
+PICTURES = (".png", ".svg")
 LINK = re.compile(r"(\]\()(?!\w+://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 
 
@@ -101,8 +102,10 @@ def _page_of(target: str) -> str:
         return FROM_ROOT[target]
     if target == "docs/decisions":
         return "decisions/index.md"
-    if target.startswith("docs/") and target.endswith((".md", ".ipynb", ".png", ".svg")):
+    if target.startswith("docs/") and target.endswith((".md", ".ipynb", *PICTURES)):
         return target.removeprefix("docs/").replace(".ipynb", ".md")
+    if target.endswith(PICTURES):
+        return f"files/{target}"
     return f"files/{target}.txt" if not (ROOT / target).is_dir() else f"files/{target}/index.txt"
 
 
@@ -117,8 +120,10 @@ def _copies(made: dict[str, str | bytes]) -> set[str]:
     return found
 
 
-def _copy(target: str) -> str:
+def _copy(target: str) -> str | bytes:
     source = ROOT / target.removeprefix("files/").removesuffix(".txt").removesuffix("/index")
+    if target.endswith(PICTURES):
+        return source.read_bytes()
     if source.is_dir():
         return "".join(f"--- {file.name}\n\n{file.read_text('utf-8')}\n" for file in sorted(source.glob("*.toml")))
     return source.read_text(encoding="utf-8")
