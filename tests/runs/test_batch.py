@@ -1,5 +1,6 @@
 """Many runs at once: none done twice, none lost with another."""
 
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -142,3 +143,20 @@ def test_a_problem_is_loaded_once_and_left_as_it_was(tmp_path):
     run_batch({str(eta): config(algorithm__eta=eta) for eta in (0.01, 0.02, 0.03)}, tmp_path, 1)
     assert (_problem.cache_info().misses, _problem.cache_info().hits) == (1, 2)
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
+
+
+def test_a_finished_run_without_its_model_counts_only_where_the_hash_will_do(tmp_path):
+    jobs = {"run": config(run__rounds=3)}
+    first = run_batch(jobs, tmp_path)["run"]
+    model = tmp_path / "run" / "model.safetensors"
+    assert first.summary is not None
+    assert first.summary["model_sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
+
+    model.unlink()
+    events = []
+    assert run_batch(jobs, tmp_path, 1, events.append, models=False)["run"].rows == first.rows
+    assert [event.found for event in events] == [True]
+    assert not model.exists()
+
+    run_batch(jobs, tmp_path)
+    assert hashlib.sha256(model.read_bytes()).hexdigest() == first.summary["model_sha256"]

@@ -91,8 +91,8 @@ class Record:
 
     def finish(self, moment: Moment) -> None:
         """Write the model and the summary."""
-        self.directory.write_model(self._flat.exported(moment.state.x, moment.buffers).state_dict())
-        self.directory.write_summary(self._summary() | self._last)
+        written = self.directory.write_model(self._flat.exported(moment.state.x, moment.buffers).state_dict())
+        self.directory.write_summary(self._summary() | self._last | written)
 
     def _summary(self) -> dict[str, object]:
         versions = environment() | {"flwr": _flower_version()}

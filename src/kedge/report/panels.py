@@ -86,12 +86,14 @@ def draw_rankings(
     note: str,
     value: str,
     formats: Sequence[str] = FORMATS,
+    rows: int = 1,
 ) -> list[Path]:
     """Draw, for each heading, the values of every label as dots with their mean, the largest mean on top."""
     lines = max(len(ranking) for ranking in rankings.values())
-    figure = Figure(figsize=(6.5 * len(rankings), 1.8 + 0.24 * lines), layout="constrained")
-    table = figure.subplots(1, len(rankings), squeeze=False)[0]
-    for axes, (heading, ranking) in zip(table, rankings.items(), strict=True):
+    columns = -(-len(rankings) // rows)
+    figure = Figure(figsize=(6.5 * columns, rows * (1.8 + 0.24 * lines)), layout="constrained")
+    table = figure.subplots(rows, columns, squeeze=False)
+    for axes, (heading, ranking) in zip(table.flat, rankings.items(), strict=True):
         order = sorted(ranking, key=lambda label: np.mean(ranking[label]))
         for place, label in enumerate(order):
             colour = look(label, place)["color"]

@@ -57,7 +57,7 @@ def _conduct(
     command: str,
 ) -> Report:
     def batch(title: str, jobs: dict[str, Config]) -> dict[str, StoredRun]:
-        ended = run_batch(jobs, folder / "runs", processes, stage(title, jobs), stop)
+        ended = run_batch(jobs, folder / "runs", processes, stage(title, jobs), stop, models=False)
         for name, run in ended.items():
             if run.error is not None:
                 raise UsageError(f"{name} of {plan.experiment.name} failed: {run.error}")

@@ -1,7 +1,6 @@
 """The results of an experiment's runs: one row of measures per run, kept in small CSV files."""
 
 import csv
-import hashlib
 import itertools
 import math
 import statistics
@@ -14,7 +13,7 @@ import numpy as np
 
 from kedge.files import write_csv
 from kedge.reproduce.plan import Case, Trial
-from kedge.runs.reader import MODEL, Row, StoredRun
+from kedge.runs.reader import MODEL_HASH, Row, StoredRun
 from kedge.runs.search import end
 
 LAST = 0.2
@@ -118,7 +117,7 @@ def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
     history = run.rows
     common: dict[str, Any] = {
         **trial.case._asdict(), **trial.hyper._asdict(), "seed": trial.seed, "diverged": run.diverged,
-        "model": _hash(run.path / MODEL), "target": goals.target,
+        "model": str((run.summary or {}).get(MODEL_HASH, ""))[:16], "target": goals.target,
     }  # fmt: skip
     if run.last is None:
         spent = history[-1] if history else {"gradients": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
@@ -148,11 +147,6 @@ def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
         gradients=history[-1]["gradients"],
         megabytes=megabytes(history[-1]),
     )
-
-
-def _hash(model: Path) -> str:
-    """Return a hash of a final model's file; empty if the run left none."""
-    return hashlib.sha256(model.read_bytes()).hexdigest()[:16] if model.is_file() else ""
 
 
 def _best(history: list[Row]) -> float:

@@ -33,6 +33,7 @@ from kedge.runs.processes import Ended, Message, Played, QueuedRun, Send, Stop, 
 from kedge.runs.reader import (
     FINGERPRINT,
     MODEL,
+    MODEL_HASH,
     Row,
     StoredRun,
     read_config,
@@ -73,6 +74,8 @@ def run_batch(
     processes: int | None = None,
     watch: Callable[[Event], None] = lambda event: None,
     stop: Stop = lambda: False,
+    *,
+    models: bool = True,
 ) -> dict[str, StoredRun]:
     """Run checked configurations, each in the directory ``root / name``, and return the runs that have ended.
 
@@ -87,6 +90,7 @@ def run_batch(
         stop: called at least a few times per second; True stops every run after its round, with a checkpoint. So does
             Ctrl-C where there are several at once; it is then raised. What was stopped or not started is missing from
             the result.
+        models: whether a finished run whose model is missing is played again; if not, the summary's hash will do.
 
     A run that fails, diverges, or whose process is killed says so and does not stop the others; calling again tries
     what failed again.
@@ -105,7 +109,7 @@ def run_batch(
             case Warned(text):
                 warnings.warn(text, RunWarning, stacklevel=2)
             case Ended(None):
-                run = read_ended(root / name, jobs[name])
+                run = read_ended(root / name, jobs[name], models=models)
                 if run is not None:  # otherwise it was stopped
                     end(name, run)
             case Ended(error):
@@ -113,7 +117,7 @@ def run_batch(
                 end(name, StoredRun(root / name, resolved(jobs[name]), rows, error=error))
 
     with claimed(root):
-        before = {name: read_ended(root / name, config) for name, config in jobs.items()}
+        before = {name: read_ended(root / name, config, models=models) for name, config in jobs.items()}
         _check_data({root / name: jobs[name] for name, run in before.items() if run is not None})
         for name, run in before.items():
             if run is not None:
@@ -133,7 +137,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read_ended(path: Path, config: Config) -> StoredRun | None:
+def read_ended(path: Path, config: Config, *, models: bool = True) -> StoredRun | None:
     """Return the run in a directory as it was after the rounds of ``config``; None if some are yet to be played."""
     refuse_link(path)
     RunDirectory(path, resume=True)
@@ -146,7 +150,8 @@ def read_ended(path: Path, config: Config) -> StoredRun | None:
     diverged = run.diverged
     if diverged is not None and diverged <= rounds:
         return run
-    if summary is not None and diverged is None and not (path / MODEL).is_file():
+    known = (path / MODEL).is_file() or (not models and MODEL_HASH in (summary or {}))
+    if summary is not None and diverged is None and not known:
         return None  # to be rewritten from the checkpoint
     evaluated = bool(history) and history[-1]["round"] == rounds
     # A row may be there although the run was killed before its model was: it is whole if there is a summary, or more.

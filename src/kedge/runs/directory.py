@@ -1,5 +1,6 @@
 """The writer of a run's directory: plain files that a crash leaves readable. `reader` reads them."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from kedge.runs.reader import (
     FINGERPRINT,
     METRICS,
     MODEL,
+    MODEL_HASH,
     SUMMARY,
     Row,
     read_fingerprint,
@@ -115,10 +117,12 @@ class RunDirectory:
         if (self.path / METRICS).exists():
             flush(self.path / METRICS)
 
-    def write_model(self, state: Mapping[str, Tensor]) -> None:
-        """Write the model's parameters and buffers."""
+    def write_model(self, state: Mapping[str, Tensor]) -> dict[str, str]:
+        """Write the model's parameters and buffers; return what the summary says about the file."""
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-        write_atomically(self.path / MODEL, save(tensors))
+        content = save(tensors)
+        write_atomically(self.path / MODEL, content)
+        return {MODEL_HASH: hashlib.sha256(content).hexdigest()}
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result of the run: from now on it is finished."""

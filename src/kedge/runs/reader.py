@@ -20,6 +20,9 @@ from kedge.files import read
 CONFIG, FINGERPRINT, METRICS = "config.toml", "fingerprint.json", "metrics.jsonl"
 SUMMARY, MODEL, CHECKPOINTS = "summary.json", "model.safetensors", "checkpoint"
 
+MODEL_HASH = "model_sha256"
+"""What a summary calls the SHA-256 of the model's file."""
+
 DIGITS = 19
 """The most digits of a whole number."""
 

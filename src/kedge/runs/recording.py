@@ -163,12 +163,11 @@ class Recording:
 
     def finish(self, model: nn.Module) -> None:
         """Write the model, a last checkpoint and the summary."""
-        if self._directory is not None:
-            self._directory.write_model(model.state_dict())
+        written = {} if self._directory is None else self._directory.write_model(model.state_dict())
         self.checkpoint_now()
         if self._directory is not None:
             spent = {"checkpoint_seconds": self._schedule.spent}  # by this process
-            self._directory.write_summary(self._summary() | self.history[-1] | spent)
+            self._directory.write_summary(self._summary() | self.history[-1] | spent | written)
 
     def _summary(self) -> dict[str, Any]:
         run = self._run
