@@ -42,6 +42,7 @@ docs: $(TOOLS)  ## rewrite the generated parts of the documents
 	$(BIN)/python -m docs.tables.algorithms docs/algorithms.md
 	$(BIN)/python -m docs.tables.settings docs/settings.md
 	$(BIN)/python -m docs.tables.reproduction README.md docs/reproduce.md
+	$(BIN)/python -m docs.tables.overview
 	$(BIN)/python -m docs.tables.step_or_momentum
 	$(BIN)/python -m docs.website.execute
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from kedge.report.palette import look
-from kedge.report.panels import Series, View, draw_rankings, draw_views
+from kedge.report.panels import Series, View, draw_intervals, draw_rankings, draw_views
 from kedge.reproduce.drawing import _over, _sweep
 from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Case, Hyper, Plan
@@ -58,3 +58,15 @@ def test_diagrams_of_one_quantity_have_one_scale_and_an_algorithm_one_look(tmp_p
     assert left.get_ylim() == right.get_ylim()
     assert left.get_lines()[1].get_color() == right.get_lines()[0].get_color() == look("scaffold")["color"]
     assert look("fedavg, free step")["linestyle"] != look("fedavg")["linestyle"]
+
+
+def test_intervals_are_rows_from_the_top_with_one_entry_per_label_in_the_legend(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("kedge.report.panels.save_figure", lambda figure, path, **options: drawn.append(figure))
+    rows = {"first": {"fedavg-m": (0.9, 1.5, 2.5)}, "second": {"fedavg-m": (1.1, 1.2, 1.3), "scaffold-m": (1, 2, 4)}}
+    draw_intervals(rows, tmp_path / "f", "title", "note", "times")
+    (axes,) = drawn[0].axes
+    assert axes.yaxis_inverted()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg-m", "scaffold-m"]
+    spans = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert spans == [[1, 1], [0.9, 2.5], [1.1, 1.3], [1, 4]]

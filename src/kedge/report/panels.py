@@ -106,6 +106,39 @@ def draw_rankings(
     return _finish(figure, path, title, note, formats)
 
 
+def draw_intervals(
+    intervals: Mapping[str, Mapping[str, tuple[float, float, float]]],
+    path: Path,
+    title: str,
+    note: str,
+    value: str,
+    formats: Sequence[str] = FORMATS,
+) -> list[Path]:
+    """Draw a row per heading with (low, mean, high) of every label: ratios on a log axis, where 1 is no difference."""
+    labels = list(dict.fromkeys(label for row in intervals.values() for label in row))
+    figure = Figure(figsize=(8.5, 1.3 + 0.34 * len(intervals)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(1, color="#777777", linewidth=1)
+    for place, row in enumerate(intervals.values()):
+        for label, (low, mean, high) in row.items():
+            number = labels.index(label)
+            own = look(label, number)
+            at = place + 0.22 * (number - (len(labels) - 1) / 2)
+            axes.plot([low, high], [at, at], color=own["color"], linewidth=1.6, alpha=0.7)
+            axes.plot(mean, at, own["marker"], color=own["color"], markersize=5, label=label)
+    axes.set_yticks(range(len(intervals)), intervals, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(value, fontsize=9)
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each label once
+    axes.legend([named[label] for label in labels], labels, frameon=False, fontsize=8)
+    tidy(axes)
+    return _finish(figure, path, title, note, formats)
+
+
 def _finish(figure: Figure, path: Path, title: str, note: str, formats: Sequence[str]) -> list[Path]:
     figure.suptitle(title, fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")

@@ -1,0 +1,45 @@
+"""The figure at the top of docs/reproduce.md: what momentum saves in every panel that has been run.
+
+    python -m docs.tables.overview
+
+writes docs/images/reproduction, from experiments/results of the current directory.
+"""
+
+import math
+from pathlib import Path
+
+from docs.tables.reproduction import judged
+from kedge.report.panels import draw_intervals
+from kedge.reproduce.experiment import Claim, load, names
+
+RESULTS, IMAGES = Path("experiments/results"), Path("docs/images")
+
+PAIRS = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
+
+
+def main() -> None:
+    """Draw it."""
+    intervals = {}
+    for experiment in sorted(map(load, names()), key=lambda experiment: experiment.beyond):
+        if not {line for pair in PAIRS for line in pair} <= set(experiment.all_lines()):
+            continue
+        claim = Claim(text="", pairs=PAIRS, metric="rounds")
+        _, found = judged(experiment.model_copy(update={"claims": [claim], "judged": ["tuned"]}), RESULTS)
+        for finding in found:
+            row = {
+                each.name.partition(" over ")[0]: tuple(map(math.exp, (each.interval[0], each.mean, each.interval[1])))
+                for each in finding.differences
+            }
+            if row:
+                intervals[f"{experiment.name}: {finding.panel}"] = row
+    draw_intervals(
+        intervals,
+        IMAGES / "reproduction",
+        "What momentum saves, each line tuned alike",
+        "FedAvg-M against FedAvg, SCAFFOLD-M against SCAFFOLD; bars: 95 % intervals of the mean over the seeds.",
+        "times fewer rounds to the target (right of 1: momentum is faster)",
+    )
+
+
+if __name__ == "__main__":
+    main()
