@@ -95,7 +95,7 @@ def simulate(
 
         if own and federation.test is None and not chosen.eval_clients:
             raise UsageError("metrics is given, but the federation has no test set; give it one, or set eval_clients")
-        record = Recording(run, federation, directory, interval)
+        record = Recording(run, federation, directory, interval, own)
 
         def facts() -> dict[str, Any]:
             # A different engine or version changes the last bits, and every process folds the replies itself.
