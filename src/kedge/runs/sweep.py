@@ -101,8 +101,9 @@ def with_holdout(plan: SweepPlan) -> SweepPlan:
 def columns(config: Config) -> list[str]:
     """Return the columns of a configuration's rows that say how good a model is."""
     names = ["accuracy", "loss", *metrics_of(config.run.metrics)]
-    clients = [f"clients_{name}{worst}" for name in names for worst in ("", "_worst_decile")]
-    return [f"test_{name}" for name in names] + (clients if config.run.eval_clients else [])
+    kinds = ("clients", "clients_test") if config.run.eval_clients or config.run.local_update is not None else ()
+    clients = [f"{kind}_{name}{worst}" for kind in kinds for name in names for worst in ("", "_worst_decile")]
+    return [f"test_{name}" for name in names] + clients
 
 
 def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +251,11 @@ class Sweep:
             entry = entry_of(config.data.dataset)
             if entry.known and entry.classes is None and self.plan.metric == "test_accuracy":
                 raise UsageError(f"metric is test_accuracy, but {config.data.dataset} has no accuracy; use test_loss")
-            rehearse(config)
+            if rehearse(config) and self.plan.metric.startswith("test_"):
+                raise UsageError(
+                    f"metric is {self.plan.metric}, but with personal layers only the clients' own models are "
+                    "evaluated; use clients_test_accuracy, with client_tests"
+                )
             rounds = config.run.rounds
         return rounds
 
