@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import kedge
 from kedge.cli.main import execute
+from kedge.errors import RunWarning
 from kedge.local_updates import LocalUpdate, norms
 from kedge.runs.config import check, resolved
 from kedge.simulator import Simulation
@@ -131,9 +133,17 @@ RUN = {"rounds": 4, "cohort": 5, "local_steps": 4, "batch_size": 8, "seed": 2}
 
 def play(update, method=None, **options):
     options = RUN | options
-    return kedge.simulate(
-        options.pop("model", MODEL), FEDERATION, method or kedge.FedAvg(eta=0.05), local_update=update, **options
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "with personal layers no client has")
+        return kedge.simulate(
+            options.pop("model", MODEL), FEDERATION, method or kedge.FedAvg(eta=0.05), local_update=update, **options
+        )
+
+
+@pytest.fixture
+def tested():
+    """A federation with a test set for each client."""
+    return kedge.load_federation("digits", clients=8, alpha=0.5, seed=0, client_tests=0.25)
 
 
 def same(one, other):
@@ -212,6 +222,64 @@ def test_the_model_of_a_client_has_its_own_head():
     model = result.simulation.client_model(client)
     found = torch.cat([p.flatten() for name, p in model.named_parameters() if name.startswith("3.")])
     assert torch.equal(found, result.client(client)["personal"])
+
+
+@pytest.mark.parametrize("update", [kedge.Personal("3."), [kedge.Clip(1.0), kedge.Personal("3.")]])
+def test_with_personal_layers_each_clients_own_model_is_evaluated_on_its_own_test_set(update, tested):
+    with pytest.warns(RunWarning, match="no client has the server's model: each client's own is evaluated") as said:
+        result = kedge.simulate(MODEL, tested, kedge.FedAvg(eta=0.1), local_update=update, **RUN)
+    assert len(said) == 1
+    row = result.history[-1]
+    assert not any(name.startswith("test_") for name in row)
+    right = []
+    for client in range(len(tested)):
+        features, labels = tested.client_tests.client(client)
+        outputs = result.simulation.client_model(client)(features)
+        right.append(float((outputs.argmax(1) == labels).double().mean()))
+    assert row["clients_test_accuracy"] == pytest.approx(sum(right) / len(right))
+    assert [each["accuracy"] for each in result.evaluate_clients()] == pytest.approx(right)
+    with pytest.raises(kedge.UsageError, match="no client has the server's model; evaluate_clients evaluates theirs"):
+        result.simulation.evaluate()
+
+
+def test_without_test_sets_of_their_own_the_run_says_what_to_do():
+    run = {"local_update": kedge.Personal("3."), **RUN}
+    with pytest.warns(RunWarning, match=r"nothing is evaluated; give the clients their own test sets \(client_tests\)"):
+        row = kedge.simulate(MODEL, FEDERATION, kedge.FedAvg(eta=0.1), **run).history[-1]
+    assert not any("accuracy" in name or name == "test_loss" for name in row)
+    with pytest.warns(RunWarning, match="each client's own is evaluated, on the data that it trains on"):
+        row = kedge.simulate(MODEL, FEDERATION, kedge.FedAvg(eta=0.1), eval_clients=True, **run).history[-1]
+    assert "clients_accuracy" in row
+    with pytest.raises(kedge.UsageError, match="metrics is given, but with personal layers no client has"):
+        kedge.simulate(MODEL, FEDERATION, kedge.FedAvg(eta=0.1), metrics={"own": lambda outputs, targets: 0.0}, **run)
+
+
+def test_a_clients_own_layers_that_diverge_end_the_run(tested):
+    run = {"local_update": kedge.Personal("3."), **RUN}
+    with pytest.warns(RunWarning, match="personal"), pytest.raises(kedge.DivergedError):
+        kedge.simulate(MODEL, tested, kedge.FedAvg(eta=1e30), **run)
+
+
+def test_personal_layers_are_evaluated_alike_from_the_command_line_and_in_two_processes(tmp_path, capsys):
+    options = ["--local-update", "Personal('3.')", "--client-tests", "0.25", "--clients", "8", "--cohort", "3"]
+    options += ["--rounds", "2", "--local-steps", "2", "--batch-size", "4", "--widths", "8", "--eval-every", "1"]
+    for workers in ("1", "2"):
+        out = str(tmp_path / workers)
+        assert execute(["run", *options, "--algorithm", "scaffold", "--workers", workers, "--out", out]) == 0
+    one, two = (kedge.read_run(tmp_path / workers).rows for workers in ("1", "2"))
+    assert "clients_test_accuracy_worst_decile" in one[-1]
+    assert [{k: v for k, v in row.items() if k != "seconds"} for row in one] == [
+        {k: v for k, v in row.items() if k != "seconds"} for row in two
+    ]
+    capsys.readouterr()
+    many = [*options, "--jobs", "1", "--seeds", "2"]
+    assert execute(["compare", *many, "--algorithms", "fedavg,scaffold", "--out", str(tmp_path / "both")]) == 0
+    assert capsys.readouterr().err.count("each client's own is evaluated, on its own test set") == 1
+    grid = ["sweep", *many, "--grid", "algorithm.eta=0.01,0.1", "--out", str(tmp_path / "grid")]
+    assert execute(grid) == 2
+    assert "metric is test_accuracy, but with personal layers only the clients' own" in capsys.readouterr().err
+    assert execute([*grid, "--metric", "clients_test_accuracy"]) == 0
+    assert "Best: --set algorithm.eta=" in capsys.readouterr().out
 
 
 def test_questions_outside_the_rounds_get_true_gradients():

@@ -230,10 +230,15 @@ def locked(path: Path) -> Iterator[Callable[[], bool]]:
             os.close(directory)
 
 
+METRIC = "metric "
+"""How the keys of a fingerprint begin that are compared only if both sides have them: a run may get other metrics."""
+
+
 def refuse_difference(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, complete: bool = True) -> None:
     """Refuse a different configuration, naming the first difference; without ``complete``, compare only common keys."""
     for key in [*here, *there]:
-        if there.get(key) != here.get(key) and (complete or (key in there and key in here)):
+        whole = complete and not key.startswith(METRIC)
+        if there.get(key) != here.get(key) and (whole or (key in there and key in here)):
             raise UsageError(
                 f"{path} has a different configuration: {key} is {there.get(key)!r} there, but {here.get(key)!r} here"
             )

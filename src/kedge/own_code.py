@@ -17,6 +17,15 @@ from typing import Any, NamedTuple
 
 from kedge.errors import UsageError
 
+PLACES = {
+    "algorithm.name": "algorithm.sha256",
+    "data.dataset": "data.sha256",
+    "model.name": "model.sha256",
+    "model.loss": "model.loss_sha256",
+    "run.metrics": "run.metrics_sha256",
+}
+"""The settings that may name your own code, and where a configuration keeps the SHA-256 of its files."""
+
 CONSENT = "KEDGE_CONSENT"
 """The environment variable with the SHA-256 of every source that may run, separated by commas."""
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 AnyExchange = Exchange[Any, Any, Any, Any]
 AnyAlgorithm = Algorithm[Any, Any]
 
+PERSONAL = "with personal layers no client has the server's model"
+
 ASKED = 1 << 32
 """The number of an exchange asked outside the rounds: it draws minibatches that no exchange of a round draws."""
 
@@ -73,6 +75,11 @@ class Rules:
     def hidden(self) -> int:
         """How many numbers of every vector never leave a client."""
         return 0 if self.update is None else self.update.hidden()
+
+    def entered(self, x: Vector, state: Mapping[str, Vector]) -> Vector:
+        """Return the server's ``x`` as a client with this state sees it, with its personal layers."""
+        rows = {name: vector.unsqueeze(0) for name, vector in state.items()}
+        return x if self.update is None else self.update.enter(x, rows).view(-1)
 
     def initial_state(self, x: Vector) -> Any:
         """Return what a client keeps before it first takes part: the algorithm's state and that of the extras."""

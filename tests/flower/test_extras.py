@@ -3,8 +3,12 @@
 Privacy is compared without its noise, which a federation draws from secret seeds.
 """
 
+import warnings
+
 import pytest
 
+import kedge
+from kedge.errors import RunWarning
 from tests.flower.grid import World, config, digits, mlp
 from tests.flower.test_equal import assert_equal
 
@@ -24,4 +28,25 @@ def test_extras_equal_the_simulator_to_the_bit(name, extras, tmp_path):
     world = World(tmp_path, digits(), mlp)
     server = world.server(config(name, tmp_path / "out", 3, 2) | extras)
     server.run()
-    assert_equal(world, server)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "with personal layers no client has")
+        assert_equal(world, server)
+
+
+def test_clients_evaluate_the_model_with_their_personal_layers_and_the_server_evaluates_none(tmp_path):
+    world = World(tmp_path, digits(), mlp)
+    wanted = config("fedavg", tmp_path / "out", 3, 3, flower__eval_clients=True)
+    world.server(wanted | {"run.local_update": "Personal('3.')"}).run()
+    last = kedge.read_run(tmp_path / "out").rows[-1]
+    assert not any(name.startswith("test_") for name in last)
+    before = world.server(wanted | {"run.rounds": 2, "run.local_update": "Personal('3.')"})._agreed
+    with pytest.warns(RunWarning, match="with personal layers"):
+        played = kedge.simulate(
+            mlp(), world.federation, before.algorithm, 2, engine="module", threads=1, **before.settings.values()
+        )
+    # All clients of this test have the server's test data, and received the model of the round before.
+    features, labels = world.federation.test
+    models = [played.simulation.client_model(client) for client in range(3)]
+    right = [float((model(features).argmax(1) == labels).double().mean()) for model in models]
+    assert last["cohort_accuracy"] == pytest.approx(sum(right) / 3)
+    assert len(set(right)) > 1

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import kedge
-from kedge.cli import consent
 from kedge.cli.main import execute
-from kedge.runs import own
+from kedge.own_code import Place
+from kedge.runs.config import check
 
 SOURCE = """
 import numpy as np
@@ -33,6 +33,9 @@ def loss(output, y):
 def right(outputs, targets):
     return float((outputs.argmax(1) == targets).double().mean())
 
+def wrong_share(outputs, targets):
+    return 1 - right(outputs, targets)
+
 number = 3
 def wrong(): return 3
 def broken(): raise RuntimeError("no data today")
@@ -52,10 +55,6 @@ def file(tmp_path, monkeypatch):
 def rows(path):
     lines = (path / "metrics.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
-
-
-def test_the_command_line_and_the_library_know_the_same_places():
-    assert consent.KEYS == own.PLACES
 
 
 def test_own_data_model_loss_and_metric_run_and_repeat_from_the_command_line(file, tmp_path, capsys):
@@ -84,6 +83,60 @@ def test_own_data_model_loss_and_metric_run_and_repeat_from_the_command_line(fil
     file.write_text(SOURCE + "\n# changed\n")
     assert execute(["run", "one/config.toml", "--trust", "--out", "three"]) == 2
     assert "has changed since the configuration was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "key"), [("--loss", "loss", "model.loss_sha256"), ("--metrics", "right", "run.metrics_sha256")]
+)
+def test_an_edited_loss_or_metric_is_noticed_by_run_resume_and_reuse(file, tmp_path, capsys, option, name, key):
+    mine = [option, f"my.py:{name}", *SHORT]
+    compare = ["compare", "--algorithms", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "both", *mine]
+    sweep = ["sweep", "--grid", "algorithm.eta=0.1", "--seeds", "1", "--jobs", "1", "--out", "grid", *mine]
+    for command in (["run", *mine, "--out", "one"], compare, sweep):
+        assert execute(command) == 0
+    section, _, of = key.partition(".")
+    assert kedge.read_run(tmp_path / "one").config[section][of] == Place(file, name).sha256()
+    capsys.readouterr()
+    file.write_text(SOURCE + "\n# changed\n")
+    for command in (["resume", "one", "--rounds", "6"], ["run", "one/config.toml", "--out", "two"]):
+        assert execute([*command, "--trust"]) == 2
+        assert "my.py has changed since the configuration was written: its SHA-256 is" in capsys.readouterr().err
+    for command in (compare, sweep):
+        assert execute(command) == 2
+        error = capsys.readouterr().err
+        assert "has changed since" in error
+        assert error.count("\n") == 1
+    assert execute(["run", "one/config.toml", "--trust", *mine, "--out", "two"]) == 0  # named again, so meant
+
+
+def test_a_run_may_get_another_metric_but_not_change_one(file, tmp_path, capsys):
+    compare = ["compare", "--algorithms", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "both", *SHORT]
+    assert execute([*compare, "--metrics", "my.py:right"]) == 0
+    assert execute([*compare, "--metrics", "my.py:right,my.py:wrong_share", "--rounds", "6"]) == 0
+    hashes = kedge.read_run(tmp_path / "both" / "runs" / "fedavg-0").config["run"]["metrics_sha256"].split(",")
+    assert hashes == 2 * [Place(file, "right").sha256()]
+    assert "test_wrong_share" in rows(tmp_path / "both" / "runs" / "fedavg-0")[-1]
+    with pytest.raises(kedge.UsageError, match="is not so many files"):
+        check({"run": {"metrics": "my.py:right", "metrics_sha256": "abc,def"}})
+
+
+@pytest.mark.parametrize("name", ["loss", "right"])
+def test_the_fingerprint_of_a_run_has_the_file_of_its_loss_and_of_its_metrics(file, tmp_path, name):
+    place = Place(file, name)
+    federation, model = kedge.load_federation("digits", clients=4), kedge.build_model("mlp", (64,), 10, widths=[4])
+
+    def play(rounds, resume=False):
+        place.trust()
+        own = {"loss": place.load()} if name == "loss" else {"metrics": {name: place.load()}}
+        run = {"cohort": 2, "local_steps": 1, "batch_size": 4, "out": tmp_path / "run", "resume": resume}
+        return kedge.simulate(model, federation, kedge.FedAvg(eta=0.1), rounds=rounds, **run, **own)
+
+    play(1)
+    play(2, resume=True)
+    file.write_text(SOURCE + "\n# changed\n")
+    key = "loss file" if name == "loss" else "metric right"
+    with pytest.raises(kedge.UsageError, match=f"has a different configuration: {key} is"):
+        play(3, resume=True)
 
 
 def test_it_is_bit_identical_for_any_number_of_threads_and_after_an_extension(file, tmp_path):
@@ -124,6 +177,7 @@ def test_compare_and_sweep_take_them_too(file, tmp_path, capsys):
         (["--set", "model.nonsense=1"], "key of model 'nonsense' does not exist"),
         (["--dataset", "none.npz"], "the data set none.npz does not exist"),
         (["--set", "data.sha256=abc"], "data.sha256 is set, but digits is not a file"),
+        (["--set", "model.loss_sha256=abc"], "model.loss_sha256 is set, but None is not a file"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(file, capsys, arguments, message):

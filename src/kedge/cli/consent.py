@@ -9,16 +9,11 @@ import typer
 
 from kedge.cli.console import errors
 from kedge.errors import UsageError
-from kedge.own_code import Place
+from kedge.own_code import PLACES, Place
 
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the file.py:Class that a configuration names, without asking.")
 ]
-
-SHA256 = "sha256"
-
-KEYS = ("algorithm.name", "data.dataset", "model.name", "model.loss", "run.metrics")
-"""The settings that may name code; a test compares them with kedge.runs.own."""
 
 
 def settle(
@@ -31,19 +26,18 @@ def settle(
     """
     allow([*named_in(named), *more], named_in(raw), source, trust=trust)
     settled = dict(raw)
-    for key in KEYS:
-        section, _, name = key.partition(".")
-        values = raw.get(section)
-        given = named.get(section)
+    for place, key in PLACES.items():
+        section, _, name = place.partition(".")
+        values, given = settled.get(section), named.get(section)
         if isinstance(values, dict) and isinstance(given, dict) and isinstance(given.get(name), str):
             # The checksum is of the file that was named before.
-            settled[section] = {key: value for key, value in values.items() if key != SHA256}
+            settled[section] = {own: value for own, value in values.items() if f"{section}.{own}" != key}
     return settled
 
 
 def named_in(raw: Mapping[str, Any]) -> list[Any]:
     """Return all that the settings of a configuration name; what is not a section is reported when it is checked."""
-    pairs = (key.split(".") for key in KEYS)
+    pairs = (key.split(".") for key in PLACES)
     return [raw[section].get(name) for section, name in pairs if isinstance(raw.get(section), Mapping)]
 
 

@@ -16,6 +16,7 @@ from kedge.cli.signals import StoppedError, stopping
 from kedge.cli.sweep_view import best_line, final_table, sweep_display, tested_line, write_tables
 from kedge.errors import UsageError
 from kedge.files import claimed, make_new_directory
+from kedge.own_code import PLACES
 from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
 from kedge.runs.search import is_higher_better
@@ -83,7 +84,7 @@ def _joined(path: Path, plan: SweepPlan, *, trust: bool) -> SweepPlan:
 
 
 def _names(axes: Mapping[str, Axis]) -> list[Any]:
-    found = (axes.get(key) for key in consent.KEYS)
+    found = (axes.get(key) for key in PLACES)
     return [value for axis in found if isinstance(axis, Choices) for value in axis.values]
 
 

@@ -78,6 +78,10 @@ class Client:
         """Return the state of a client that has not taken part yet."""
         return self._rules.initial_state(self._flat.initial)
 
+    def entered(self, x: Tensor, state: Any) -> Tensor:
+        """Return the server's ``x`` as the client sees it, with its personal layers."""
+        return self._rules.entered(x, state._asdict())
+
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""
         needs = Form.of(self.algorithm, question.exchange).needs

@@ -160,7 +160,7 @@ class Desk:
         down = self._down(content, asked, exchange, client.initial, Messages(home / "round"), more)
         trained = bool(exchange.effort(Effort(1)).steps)
         buffers = unpack_buffers(content, client.buffers) if trained else client.buffers.clone()
-        metrics = self._evaluated(down, buffers) if asked.evaluate else {}
+        metrics = self._evaluated(client, state, down, buffers) if asked.evaluate else {}
         reply = client.answer(Question(exchange, asked.round, asked.exchange, down, buffers), state)
         if len(state):
             versions.save(asked.tag, reply.state._asdict(), {asked.base, asked.keep})
@@ -195,14 +195,14 @@ class Desk:
         kind = type(exchange.broadcast(self._agreed.algorithm.at(0).init_server(torch.zeros(2, dtype=x.dtype))))
         return kind(**{name: fields[name] if name in fields else earlier[name] for name in forms})
 
-    def _evaluated(self, down: Any, buffers: Tensor) -> dict[str, Any]:
-        """Evaluate the model that came on the client's own test data."""
+    def _evaluated(self, client: Client, state: Any, down: Any, buffers: Tensor) -> dict[str, Any]:
+        """Evaluate the model that came, with the client's personal layers, on its own test data."""
         if self._test is None or "x" not in down._fields:
             return {}
         flat = FlatModule(self._model, torch.device("cpu"))
         features, labels = tensor(self._test[0], "the test features"), tensor(self._test[1], "the test labels")
         features = features.to(down.x.dtype) if features.is_floating_point() else features
-        found = evaluate(flat.exported(down.x, buffers), self._loss, features, labels)
+        found = evaluate(flat.exported(client.entered(down.x, state), buffers), self._loss, features, labels)
         finite = {f"test_{name}": value for name, value in found.items() if math.isfinite(value)}
         return finite | {"test_samples": len(labels)}
 

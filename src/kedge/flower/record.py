@@ -3,8 +3,10 @@
 import math
 import time
 from collections.abc import Sequence
+from logging import WARNING
 from pathlib import Path
 
+from flwr.common import log
 from torch import Tensor
 
 from kedge.checks import tensor
@@ -15,6 +17,7 @@ from kedge.flower.agreement import Agreement
 from kedge.flower.client import Data
 from kedge.flower.wire import Told
 from kedge.round import Moment
+from kedge.rules import PERSONAL
 from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.reader import METRICS, Row, read_rows, read_summary
 
@@ -25,6 +28,11 @@ class Record:
     def __init__(self, path: Path, agreed: Agreement, flat: FlatModule, test: Data | None, loss: Loss) -> None:
         self.directory = RunDirectory(path, agreed.sections, resume=True)
         self._agreed, self._flat, self._loss = agreed, flat, loss
+        update = agreed.settings.local_update
+        if update is not None and update.bound(flat.places).hidden():
+            if test is not None:
+                log(WARNING, "%s: it is not evaluated; see flower.eval_clients", PERSONAL)
+            test = None
         self._test = None if test is None else (_floats(test[0], flat.initial), tensor(test[1], "the test labels"))
         self._last: Row = {}
         self._before, self._began = 0.0, time.monotonic()

@@ -16,6 +16,7 @@ from pathlib import Path
 from kedge.checks import whole
 from kedge.errors import RunWarning, UsageError
 from kedge.files import WriteError, claimed, refuse_difference, refuse_link
+from kedge.own_code import PLACES
 from kedge.runs.config import (
     TEST_SAMPLES,
     Config,
@@ -49,6 +50,9 @@ from kedge.simulator.fingerprint import data_fingerprint
 
 FREE = frozenset(key for key, each in SETTINGS.items() if each.free)
 """How a job may differ from the run in its directory: how far it goes, where its data is, how it is computed."""
+
+SOURCES = {key: place.partition(".")[2] for place, key in PLACES.items()}
+"""The settings that are checksums, and the key in the same section that names the files."""
 
 OFTEN = 0.1
 """Seconds between two reports of rounds that were not evaluated."""
@@ -161,11 +165,16 @@ def read_ended(path: Path, config: Config, *, models: bool = True) -> StoredRun 
     return run if at_the_end else replace(run, summary=dict(history[-1]))
 
 
-def rehearse(config: Config) -> None:
-    """Load the data and prepare the first round, and play nothing: problems are reported before anything runs."""
+def rehearse(config: Config) -> bool:
+    """Load the data and prepare the first round, and play nothing: problems are reported before anything runs.
+
+    Returns whether layers are personal, so that only the clients' own models will be evaluated.
+    """
     run, problem = config.run, _problem(_Wanted(_key(config), config))
     method, settings, loss = algorithm_of(config), run.part(Settings), problem.loss
-    Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1).close()
+    simulation = Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1)
+    simulation.close()
+    return simulation.is_personal
 
 
 def _check_same(path: Path, config: Config) -> None:
@@ -179,10 +188,13 @@ def _check_same(path: Path, config: Config) -> None:
         for key in dict.fromkeys([*before, *now]):
             declared = SETTINGS.get(f"{section}.{key}")  # an older version may not have written it
             theirs, ours = before.get(key, declared.start if declared else None), now.get(key)
-            if f"{section}.{key}" in FREE or ours == theirs:
+            if ours == theirs:
                 continue
-            if (section, key) == ("algorithm", "sha256") and before.get("name") == now.get("name"):
-                raise UsageError(f"{path} holds a different run: {now['name']} has changed since")
+            source = SOURCES.get(f"{section}.{key}")
+            if source is not None and before.get(source) == now.get(source):
+                raise UsageError(f"{path} holds a different run: {now[source]} has changed since")
+            if f"{section}.{key}" in FREE:
+                continue
             raise UsageError(f"{path} holds a different run: {section}.{key} is {theirs!r} there, but {ours!r} here")
 
 

@@ -14,11 +14,11 @@ from kedge.algorithm import Algorithm
 from kedge.algorithms import make_algorithm
 from kedge.client import Loss
 from kedge.errors import UsageError, shown
+from kedge.own_code import PLACES
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
 from kedge.problem.partition import WITH_ALPHA
 from kedge.runs.joining import own_device
 from kedge.runs.own import (
-    PLACES,
     absolute_place,
     entry_of,
     loss_of,
@@ -26,6 +26,7 @@ from kedge.runs.own import (
     own_federation,
     own_model,
     places,
+    sha256,
     taken,
 )
 from kedge.runs.rebuild import refuse_missing
@@ -39,7 +40,7 @@ from kedge.theory import Diagnose
 DIVISION = frozenset({"data_dir", "partition", "alpha", "shards_per_client", "holdout", "test_samples", "client_tests"})
 """Keys of the section data that say how samples are divided; a data set without samples does not read them."""
 
-MODEL_KEYS = ("name", "loss", "sha256")
+MODEL_KEYS = ("name", "loss", "sha256", "loss_sha256")
 """Keys of the section model that are no options of the model."""
 
 TEST_SAMPLES = 10_000
@@ -121,6 +122,7 @@ def check(raw: Mapping[str, Any]) -> Config:
     check_values(raw)
     config = Config.read(raw)
     entry_of(config.data.dataset)
+    _check_sources(config)
     algorithm_of(config)
     if usable_device(config.run.device).type == "meta":
         raise UsageError("device is 'meta', but it holds no numbers")
@@ -131,8 +133,6 @@ def check(raw: Mapping[str, Any]) -> Config:
 def _check_relevance(config: Config) -> None:
     """Refuse a setting that the problem would not look at."""
     dataset, entry = config.data.dataset, entry_of(config.data.dataset)
-    check_source("data", dataset, config.data.sha256)
-    check_source("model", config.model.name or "", config.model.sha256)
     read = _read_by(dataset)
     strange = frozenset() if read is None else config.data.model_fields_set - read
     for place, sets in ((dataset, strange), (config.model.name, _unread(config))):
@@ -168,21 +168,30 @@ def _read_by(dataset: str) -> frozenset[str] | None:
 
 def algorithm_of(config: Config) -> Algorithm[Any, Any]:
     """Build the algorithm, with every hyper-parameter checked."""
-    hyper = config.algorithm.model_dump()
-    check_source("algorithm", config.algorithm.name, hyper.pop("sha256"))
+    hyper = config.algorithm.model_dump(exclude={"sha256"})
     return make_algorithm(hyper.pop("name"), hyper)
 
 
-def check_source(section: str, name: str, recorded: str | None) -> None:
+def _check_sources(config: Config) -> None:
     """Refuse a user's own file that has changed since the configuration was written."""
-    found = places(name)
-    if recorded is not None and not found:
-        raise UsageError(f"{section}.sha256 is set, but {name} is not a file")
-    if recorded is not None and (now := found[0].sha256()) != recorded:
-        raise UsageError(
-            f"{found[0].file} has changed since the configuration was written: its SHA-256 is {now[:12]}..., "
-            f"but {section}.sha256 is {recorded[:12]}..."
-        )
+    for place, key in PLACES.items():
+        name, recorded = (getattr(getattr(config, section), of) for section, of in map(_parts, (place, key)))
+        if recorded is None:
+            continue
+        found, hashes = places(name), recorded.split(",")
+        if len(found) != len(hashes):
+            raise UsageError(f"{key} is set, but {name} is not {'a file' if len(hashes) == 1 else 'so many files'}")
+        for own, before in zip(found, hashes, strict=True):
+            if (now := own.sha256()) != before:
+                raise UsageError(
+                    f"{own.file} has changed since the configuration was written: its SHA-256 is {now[:12]}..., "
+                    f"but {key} has {before[:12]}..."
+                )
+
+
+def _parts(key: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    return section, name
 
 
 def resolved(config: Config) -> dict[str, dict[str, Any]]:
@@ -205,13 +214,13 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
         given = {key: value for key, value in sections["model"].items() if value is not None}
         options = {} if places(model_name(config)) else model_options(model_name(config))
         sections["model"] = {"name": model_name(config)} | options | given
-    for key in PLACES:
-        section, _, name = key.partition(".")
+    for place, key in PLACES.items():
+        section, name = _parts(place)
         text = sections[section].get(name)
         if isinstance(text, str):
             sections[section][name] = absolute_place(text)
-        if name != "loss" and section != "run" and places(text):
-            sections[section]["sha256"] = places(text)[0].sha256()
+        if places(text):
+            sections[section][_parts(key)[1]] = sha256(text)
     return sections
 
 

@@ -95,6 +95,7 @@ class LiveRun:
         """Return the model's loss, accuracy and your metrics at each client.
 
         They are evaluated on the clients' test sets if the federation has any, else on the data that they train on.
+        If layers are personal, every process of a run must call this, and only the first one gets the values.
         """
         return self._simulation.evaluate_clients(self._metrics)
 

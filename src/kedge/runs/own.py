@@ -19,9 +19,6 @@ from kedge.own_code import Place
 from kedge.problem import DATASETS, Federation
 from kedge.problem.datasets import Entry, is_archive
 
-PLACES = ("algorithm.name", "data.dataset", "model.name", "model.loss", "run.metrics")
-"""The settings that may name your own code."""
-
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
     """The mean squared error, of outputs (n, 1) and targets (n,) too."""
@@ -41,6 +38,11 @@ def places(text: object) -> list[Place]:
     if not isinstance(text, str) or is_archive(text):
         return []
     return [place for part in text.split(",") if (place := Place.parse(part.strip())) is not None]
+
+
+def sha256(text: object) -> str:
+    """Return the checksums of the files that a setting names, separated by commas."""
+    return ",".join(place.sha256() for place in places(text))
 
 
 def absolute_place(text: str) -> str:

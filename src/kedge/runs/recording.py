@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from kedge.client import Metric
 from kedge.errors import RunWarning, UsageError
 from kedge.problem import Federation
 from kedge.runs.directory import RunDirectory, environment
@@ -19,21 +20,26 @@ from kedge.runs.reader import Row
 from kedge.runs.schedule import Interval, Schedule
 from kedge.simulator import Simulation
 from kedge.simulator.checkpoint import Checkpoints, Like, Loaded
-from kedge.simulator.fingerprint import fingerprint
+from kedge.simulator.fingerprint import fingerprint, metrics_fingerprint
 
 
 class Recording:
     """Keeps what happens; without a directory, in memory only."""
 
     def __init__(
-        self, run: Simulation, federation: Federation, directory: RunDirectory | None, interval: Interval
+        self,
+        run: Simulation,
+        federation: Federation,
+        directory: RunDirectory | None,
+        interval: Interval,
+        metrics: Mapping[str, Metric],
     ) -> None:
         self.history: list[Row] = []
         self._run = run
         self._directory = directory
         self._schedule = Schedule(interval)
         self._checkpoints = None if directory is None else Checkpoints(directory.checkpoints)
-        self._fingerprint = {} if directory is None else fingerprint(run, federation)
+        self._fingerprint = {} if directory is None else fingerprint(run, federation) | metrics_fingerprint(metrics)
         self._written_with = environment() | run.computes_with()
         self._recorded: dict[int, Row] = {}  # rows of rounds that are replayed
         self._before = 0.0  # seconds, of earlier processes

@@ -78,6 +78,7 @@ class ModelSettings(Section):
         None, "Of resnet18: the channels of its first stage.", at_least=1, at_most=64, default_text="the model's"
     )
     sha256: str | None = setting(None, "Of the source, where the name is file.py:function.", option="")
+    loss_sha256: str | None = setting(None, "Of the source, where the loss is file.py:function.", option="")
 
 
 class AlgorithmSettings(Section):
@@ -132,6 +133,9 @@ class RunSettings(SimulationSettings):
     )
     metrics: str | None = setting(
         None, "Your own metrics of the test set: file.py:function, several separated by commas.", free=True
+    )
+    metrics_sha256: str | None = setting(
+        None, "Of the source of every metric, separated by commas.", option="", free=True
     )
     diagnose: int | None = setting(
         None, "Add the proof's quantities (drift, errors of momentum and control variables) to the rows of every n-th "

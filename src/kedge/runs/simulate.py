@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.checks import byte_size, whole
-from kedge.client import Loss, Metric, check_metrics, evaluate
-from kedge.errors import UsageError
+from kedge.client import Loss, Metric, check_metrics
+from kedge.errors import RunWarning, UsageError
 from kedge.problem import Federation
+from kedge.rules import PERSONAL
 from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.interrupts import stopping_on_interrupt
 from kedge.runs.live import Callbacks, LiveRun
@@ -28,7 +30,7 @@ from kedge.runs.schedule import Interval
 from kedge.runs.settings import SimulationSettings
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation
-from kedge.simulator.evaluate import evaluate_clients
+from kedge.simulator.evaluate import client_columns
 from kedge.simulator.fingerprint import fingerprint
 from kedge.simulator.ranks import current_processes
 
@@ -93,9 +95,8 @@ def simulate(
             None if directory is None else directory.path,
         )  # fmt: skip
 
-        if own and federation.test is None and not chosen.eval_clients:
-            raise UsageError("metrics is given, but the federation has no test set; give it one, or set eval_clients")
-        record = Recording(run, federation, directory, interval)
+        by_client = _evaluates_clients(run, chosen.eval_clients, given=bool(own))
+        record = Recording(run, federation, directory, interval, own)
 
         def facts() -> dict[str, Any]:
             # A different engine or version changes the last bits, and every process folds the replies itself.
@@ -118,8 +119,10 @@ def simulate(
         def evaluated(before: Tensor) -> bool:
             """Evaluate, notify the callbacks and keep the row; return whether everything is finite."""
             row: Row = {}
+            # Personal layers are wherever their clients are, so every process takes part.
+            clients = run.evaluate_clients(own) if by_client and (run.is_personal or run.processes.leads) else []
             if run.processes.leads:
-                row = _measure(run, before, chosen.eval_clients, own) | {"seconds": record.seconds()}
+                row = _measure(run, before, clients, own) | {"seconds": record.seconds()}
             if not _finite(run, row):
                 return False
             tell("on_evaluate", row)
@@ -160,13 +163,29 @@ def simulate(
         return final
 
 
-def _measure(run: Simulation, before: Tensor, eval_clients: bool, metrics: Mapping[str, Metric]) -> Row:
-    module, moment, data = run.module_now(), run.moment, run.federation
+def _evaluates_clients(run: Simulation, asked: bool, *, given: bool) -> bool:
+    """Return whether to evaluate client by client, and say what personal layers change; ``given`` are metrics."""
+    test, own = run.federation.test, run.federation.client_tests
+    if not run.is_personal:
+        if given and test is None and not asked:
+            raise UsageError("metrics is given, but the federation has no test set; give it one, or set eval_clients")
+        return asked
+    needs = "give the clients their own test sets (client_tests), or set eval_clients"
+    if given and own is None and not asked:
+        raise UsageError(f"metrics is given, but {PERSONAL}; {needs}")
+    where = "on its own test set" if own is not None else "on the data that it trains on"
+    said = f"each client's own is evaluated, {where}" if asked or own is not None else f"nothing is evaluated; {needs}"
+    if run.processes.leads and (test is not None or own is None):
+        warnings.warn(f"{PERSONAL}: {said}", RunWarning, stacklevel=3)
+    return asked or own is not None
+
+
+def _measure(run: Simulation, before: Tensor, clients: list[dict[str, float]], metrics: Mapping[str, Metric]) -> Row:
+    moment, data = run.moment, run.federation
     row: Row = {"round": run.round}
-    if data.test is not None:
-        row |= {f"test_{name}": value for name, value in evaluate(module, run.loss, *data.test, metrics).items()}
-    if eval_clients:
-        row |= evaluate_clients(run.module_of, run.loss, data, metrics)
+    if data.test is not None and not run.is_personal:
+        row |= {f"test_{name}": value for name, value in run.evaluate(metrics).items()}
+    row |= client_columns(clients, data)
     if math.isfinite(run.train_loss):
         row["train_loss"] = run.train_loss
     row["step_norm"] = float((moment.state.x - before).norm())
@@ -174,7 +193,7 @@ def _measure(run: Simulation, before: Tensor, eval_clients: bool, metrics: Mappi
 
 
 def _finite(run: Simulation, row: Row) -> bool:
-    x, loss = run.moment.state.x, float(row.get("test_loss", 0.0))
+    x, loss = run.moment.state.x, float(row.get("test_loss", row.get("clients_test_loss", 0.0)))
     # A finite sum is the quicker proof, but in half precision the sum of finite numbers may not be finite.
     return math.isfinite(loss) and bool(x.sum().isfinite() or x.isfinite().all())
 

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kedge.checks import whole
 from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
+from kedge.own_code import PLACES
 from kedge.runs.batch import FREE, Event, available_cores, rehearse, run_batch
 from kedge.runs.config import Config, check, eval_every, merged
 from kedge.runs.directory import to_toml
 from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
 from kedge.runs.optuna_search import FILE as STUDY
 from kedge.runs.optuna_search import Study, require_optuna
-from kedge.runs.own import PLACES, absolute_place, entry_of, metrics_of
+from kedge.runs.own import absolute_place, entry_of, metrics_of
 from kedge.runs.reader import read_toml
 from kedge.runs.search import Standing, is_higher_better, ranked
 
@@ -100,8 +101,9 @@ def with_holdout(plan: SweepPlan) -> SweepPlan:
 def columns(config: Config) -> list[str]:
     """Return the columns of a configuration's rows that say how good a model is."""
     names = ["accuracy", "loss", *metrics_of(config.run.metrics)]
-    clients = [f"clients_{name}{worst}" for name in names for worst in ("", "_worst_decile")]
-    return [f"test_{name}" for name in names] + (clients if config.run.eval_clients else [])
+    kinds = ("clients", "clients_test") if config.run.eval_clients or config.run.local_update is not None else ()
+    clients = [f"{kind}_{name}{worst}" for kind in kinds for name in names for worst in ("", "_worst_decile")]
+    return [f"test_{name}" for name in names] + clients
 
 
 def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +251,11 @@ class Sweep:
             entry = entry_of(config.data.dataset)
             if entry.known and entry.classes is None and self.plan.metric == "test_accuracy":
                 raise UsageError(f"metric is test_accuracy, but {config.data.dataset} has no accuracy; use test_loss")
-            rehearse(config)
+            if rehearse(config) and self.plan.metric.startswith("test_"):
+                raise UsageError(
+                    f"metric is {self.plan.metric}, but with personal layers only the clients' own models are "
+                    "evaluated; use clients_test_accuracy, with client_tests"
+                )
             rounds = config.run.rounds
         return rounds
 

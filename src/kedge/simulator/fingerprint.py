@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.files import METRIC
 from kedge.local_updates import Chain
 from kedge.problem import Federation
 from kedge.samples import Lazy, leaves, structure
@@ -39,13 +40,14 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
     return {
         "algorithm": repr(run.algorithm),
         "algorithm code": code(type(run.algorithm)),
-        "algorithm file": getattr(sys.modules.get(type(run.algorithm).__module__), "__sha256__", None),
+        "algorithm file": _file(type(run.algorithm)),
         "server state": ", ".join(type(run.moment.state)._fields),
         "client state": ", ".join(name for name in run.row_template if name != "clients"),
         **{name.replace("_", " "): _plain_setting(value) for name, value in run.settings.values().items()},
         **_functions(run),
         "loss": _said(run.loss),
         "loss code": code(run.loss),
+        "loss file": _file(run.loss),
         "dtype": str(run.flat.initial.dtype),
         "parameters": run.flat.initial.numel(),
         "model": f"{type(run.initial_model).__name__} {_short(repr(run.initial_model).encode())}",
@@ -55,6 +57,19 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
         "samples of clients": checksum(*_places(federation)),
         **data_fingerprint(federation),
     }
+
+
+def metrics_fingerprint(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checksums of the files that metrics come from; a run may get other metrics, but not change one."""
+    files = {f"{METRIC}{name}": _file(metric) for name, metric in metrics.items()}
+    return {name: digest for name, digest in files.items() if digest is not None}
+
+
+def _file(thing: Any) -> str | None:
+    """Return the checksum of the user's own file that a class, a function or an object comes from."""
+    names = (getattr(thing, "__module__", None), type(thing).__module__)
+    found = (getattr(sys.modules.get(name or ""), "__sha256__", None) for name in names)
+    return next((digest for digest in found if digest is not None), None)
 
 
 def _plain_setting(value: Any) -> Any:

@@ -22,6 +22,7 @@ from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
+from kedge.rules import PERSONAL
 from kedge.settings import Settings
 from kedge.simulator.crew import Crew
 from kedge.simulator.engines import Engine, make_engines
@@ -167,27 +168,48 @@ class Simulation:
         self.flat.buffers.copy_(self.moment.buffers)
         return self.flat.module
 
-    def module_of(self, client: int) -> nn.Module:
-        """Return `module_now` as a client sees it, with its personal layers."""
-        module, update = self.module_now(), self._crew.rules.update
-        if update is not None and update.hidden():
-            self.flat.bind(self._entered(client))
-        return module
+    @property
+    def is_personal(self) -> bool:
+        """Whether every client has layers of its own, so that nobody has the server's model."""
+        return self._crew.rules.hidden > 0
 
-    def _entered(self, client: int) -> Tensor:
-        update, x = self._crew.rules.update, self.moment.state.x
-        rows = {name: vector.unsqueeze(0) for name, vector in self.client(client).items()}
-        return x if update is None else update.enter(x, rows).view(-1)
+    def modules(self) -> Iterator[tuple[int, nn.Module]]:
+        """Return every client and `module_now` as it sees it, to be used before the next one.
+
+        If layers are personal, every process of a run must call this, and iterate; the first one gets all of them.
+        """
+        module = self.module_now()
+        if not self.is_personal:
+            yield from ((client, module) for client in range(len(self.federation)))
+            return
+        found = set()
+        for rows in self.client_rows(changed=False):
+            for at, client in enumerate(rows["clients"].tolist()):
+                found.add(client)
+                state = {name.removeprefix("client."): rows[name][at] for name in rows if name != "clients"}
+                self.flat.bind(self._entered(state))
+                yield client, module
+        if self.processes.leads:  # those that have not taken part yet
+            self.flat.bind(self._entered(self._crew.rules.initial_state(self.flat.initial)._asdict()))
+            yield from ((client, module) for client in range(len(self.federation)) if client not in found)
+
+    def _entered(self, state: Mapping[str, Tensor]) -> Tensor:
+        return self._crew.rules.entered(self.moment.state.x, state)
 
     def evaluate(self, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
         """Return the current model's loss, accuracy and your own metrics on the test set."""
         if self.federation.test is None:
             raise UsageError("the federation has no test set to evaluate on")
+        if self.is_personal:
+            raise UsageError(f"{PERSONAL}; evaluate_clients evaluates theirs")
         return evaluate(self.module_now(), self.loss, *self.federation.test, check_metrics(metrics))
 
     def evaluate_clients(self, metrics: Mapping[str, Metric] | None = None) -> list[dict[str, float]]:
-        """Return the same at each client: on the clients' test sets if there are any, else on their own data."""
-        return each_client(self.module_of, self.loss, self.federation, check_metrics(metrics))
+        """Return the same at each client: on the clients' test sets if there are any, else on their own data.
+
+        If layers are personal, every process of a run must call this, and only the first one gets the values.
+        """
+        return each_client(self.modules(), self.loss, self.federation, check_metrics(metrics))
 
     def __repr__(self) -> str:
         return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
@@ -202,7 +224,7 @@ class Simulation:
 
     def client_model(self, number: int) -> nn.Module:
         """Return the current model as a client sees it, with its personal layers: an independent copy."""
-        return self.flat.exported(self._entered(number), self.moment.buffers)
+        return self.flat.exported(self._entered(self.client(number)), self.moment.buffers)
 
     def description(self) -> str:
         """Describe how the clients are run."""
