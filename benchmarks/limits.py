@@ -90,7 +90,7 @@ METHODS = {
     "STEM, β=.1": kedge.Stem(eta=ETA, beta=0.1),
     "STEM, β=0": kedge.Stem(eta=ETA, beta=0.0),
     "STEM, β=.1, average": kedge.Stem(eta=ETA, beta=0.1, reference="average"),
-    "BVR-L-SGD, 20 rounds a stage": kedge.BVRLSGD(eta=ETA, stage_rounds=20),
+    "BVR-L-SGD, 20 rounds per stage": kedge.BVRLSGD(eta=ETA, stage_rounds=20),
     "FedPD, α=1": kedge.FedPD(eta=ETA, alpha=1.0),
     "FedPD, α=1, p=.5": kedge.FedPD(eta=ETA, alpha=1.0, skip=0.5),
     "VRL-SGD": kedge.VRLSGD(eta=ETA),

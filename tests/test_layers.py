@@ -20,7 +20,7 @@ ALLOWED = {
     "checks": {"errors"},
     "keyed": {"checks", "errors"},
     "samples": {"checks", "errors"},
-    "files": {"errors"},
+    "files": {"checks", "errors"},
     "own_code": {"errors"},
     "problem": SMALL,
     "algorithms": CORE | {"own_code"},

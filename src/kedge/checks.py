@@ -25,12 +25,12 @@ LARGEST = 1e30
 
 def affordable(what: str, size: int) -> None:
     """Refuse ``what`` if it needs more bytes than this machine has memory."""
-    if size > _memory():
-        raise UsageError(f"{what} needs {_bytes(size)} of memory, but this machine has {_bytes(_memory())}")
+    if size > memory():
+        raise UsageError(f"{what} needs {_bytes(size)} of memory, but this machine has {_bytes(memory())}")
 
 
 @functools.cache
-def _memory() -> int:
+def memory() -> int:
     """Return how many bytes of memory this machine or container has."""
     try:
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

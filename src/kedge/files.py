@@ -19,6 +19,7 @@ try:
 except ImportError:  # on Windows, where nothing is locked
     fcntl = None  # type: ignore[assignment]
 
+from kedge.checks import memory
 from kedge.errors import UsageError
 
 PART = ".part"
@@ -56,14 +57,18 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def read(path: Path, most: int | None = None) -> bytes:
-    """Return the content of a regular file of at most ``most`` bytes; a missing file raises `FileNotFoundError`."""
+    """Return the content of a regular file of at most ``most`` bytes; a missing file raises `FileNotFoundError`.
+
+    Without a limit of its own, a file must fit into the memory: one with a hole may claim any size.
+    """
+    most = memory() if most is None else most
     try:
         # Without O_NONBLOCK, opening a pipe would wait.
         with _opened(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as file:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise UsageError(f"{path} cannot be read: it is not a regular file")
-            if most is not None and found.st_size > most:
+            if found.st_size > most:
                 raise UsageError(f"{path} cannot be read: it has {found.st_size} bytes, but at most {most} are allowed")
             with os.fdopen(file, "rb", closefd=False) as stream:
                 return stream.read()

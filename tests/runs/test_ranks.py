@@ -88,6 +88,11 @@ def children(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
+def named_in(pid: int) -> list[bytes]:
+    """Return the words of a process's command."""
+    return re.findall(rb"[\w.]+", Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 def wait_for(condition, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
@@ -214,11 +219,13 @@ SWEEP += ["--grid", "algorithm.eta=0.1,0.2", "--set", "run.eval_every=1"]
     ("command", "count"),
     [([*RUN, "--rounds", "100000", "--workers", "3"], 3), (SWEEP, 2)], ids=["run", "sweep"],
 )  # fmt: skip
-def test_no_child_outlives_its_parent(command, count, tmp_path):
+def test_no_child_outlives_its_parent_even_a_stopped_one(command, count, tmp_path):
     process = start([*command, "--out", "out"], tmp_path)
     wait_for(lambda: list((tmp_path / "out").rglob("metrics.jsonl")), process)
     started = descendants(process.pid)[1:]
     assert len(started) >= count
+    computing = [pid for pid in started if {b"rank.py", b"spawn_main"} & set(named_in(pid))]
+    os.kill(computing[-1], signal.SIGSTOP)  # one that cannot notice by itself
     process.kill()
     deadline = time.monotonic() + 5
     while left := [pid for pid in started if alive(pid)]:

@@ -55,6 +55,18 @@ def test_a_run_is_read_without_a_change(runs):
     assert everything(runs) == before
 
 
+def test_metrics_that_claim_an_absurd_size_are_not_read(runs, tmp_path, capsys):
+    shutil.copytree(runs / "seed0", tmp_path / "run")
+    os.truncate(tmp_path / "run" / "metrics.jsonl", 1 << 38)  # a hole: it takes no room
+    run = kedge.read_run(tmp_path / "run")
+    assert run.rows == []
+    assert "metrics.jsonl cannot be read: it has 274877906944 bytes, but at most" in run.problems[0]
+    os.truncate(tmp_path / "run" / "model.safetensors", 1 << 42)
+    for command in (["resume", "--rounds", "9"], ["export-model", "--out", str(tmp_path / "model.safetensors")]):
+        assert execute([*command, str(tmp_path / "run")]) == 2
+        assert "cannot be read: it has" in capsys.readouterr().err
+
+
 def test_all_runs_below_a_folder_are_found(runs):
     found = kedge.read_runs(runs)
     names = ["more/stopped", "more/wild", "python", "seed0", "seed1"]

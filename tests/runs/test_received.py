@@ -121,6 +121,24 @@ def test_what_the_command_line_names_runs_and_its_configuration_only_with_trust(
     assert execute(["resume", "one", "--rounds", "3", "--trust"]) == 0
 
 
+def test_every_command_runs_the_model_that_its_command_line_names(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, torch\npathlib.Path('executed').touch()\ndef net(): return torch.nn.Linear(64, 10)\n"
+    )
+    (tmp_path / "c.toml").write_text('[data]\ndataset = "digits"\n[model]\nname = "mine.py:net"\n')
+    few = ["--clients", "4", "--cohort", "2", "--rounds", "2", "--local-steps", "1"]
+    assert execute(["diagnose", "c.toml", *few, "--no-trial"]) == 2
+    assert "runs only if you trust it" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+    for named in (["--model", "mine.py:net"], ["c.toml", "--trust"]):
+        assert execute(["diagnose", *few, "--no-trial", *named]) == 0
+        (tmp_path / "executed").unlink(missing_ok=True)
+    for command in (["new", "app"], ["demo"]):
+        assert execute(["flower", *command, "--model", "mine.py:net"]) == 2
+        assert "an app is written for built-in data, models and algorithms" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
 def test_a_file_that_has_changed_is_not_taken_for_the_one_that_ran(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(MINE)
     assert run("one", "--algorithm", "mine.py:Mine") == 0
@@ -158,8 +176,8 @@ def test_processes_inherit_the_consent(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml.part", "config.toml",
-                                  "summary.json", "summary.json.part", "model.safetensors.part", "checkpoint",
-                                  "checkpoint/round-00000003.json.part"])  # fmt: skip
+                                  "summary.json", "summary.json.part", "model.safetensors", "model.safetensors.part",
+                                  "checkpoint", "checkpoint/round-00000003.json.part"])  # fmt: skip
 def test_a_link_in_a_directory_is_refused_and_its_target_stays(tmp_path, capsys, name):
     assert run("d") == 0
     precious = tmp_path / "precious"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import kedge
-from kedge.simulator.fingerprint import SMALL, checksum, code, fingerprint
+from kedge.simulator.fingerprint import SMALL, checksum, code, data_fingerprint, fingerprint
 from kedge.simulator.simulation import Settings, Simulation
 
 LARGE = torch.randint(-100, 100, (SMALL // 4 + 77,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
@@ -168,3 +168,74 @@ def test_the_run_s_own_federation_of_another_dtype_is_read_too():
     run.close()
     assert fingerprint(run)["labels"] == fingerprint(run, federation)["labels"]
     assert fingerprint(run)["features"] != fingerprint(run, federation)["features"]
+
+
+def closing_over(value):
+    def loss(output, target):
+        return nn.functional.cross_entropy(output, target) * len(repr(value))
+
+    return loss
+
+
+class Weighted:
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __call__(self, output, target):
+        return nn.functional.cross_entropy(output, target, torch.tensor(self.weights))
+
+
+class Listed(Own):
+    """A model with a list of numbers."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes = sizes
+
+
+@pytest.mark.parametrize("make", [closing_over, Weighted, Listed])
+@pytest.mark.parametrize(
+    ("one", "another"),
+    [
+        ([1.0, 2.0], [1.0, 3.0]), ((1, [2, 3]), (1, [2, 4])), ({"a": 1}, {"a": 2}), ({1, 2}, {1, 3}),
+        (np.ones(3), np.array([1.0, 1.0, 2.0])), ({"a": torch.ones(2)}, {"a": torch.zeros(2)}),
+        (np.array(["a", [1]], dtype=object), np.array(["a", [2]], dtype=object)), ([], [[]]),
+    ],
+)  # fmt: skip
+def test_containers_that_own_code_refers_to_count(make, one, another):
+    assert code(make(one)) != code(make(another))
+    assert code(make(one)) == code(make(one))
+
+
+def test_a_container_may_contain_itself():
+    one, another = [1], [2]
+    one.append(one)
+    another.append(another)
+    assert code(closing_over(one)) != code(closing_over(another))
+
+
+class Pictures(torch.utils.data.Dataset):
+    """A data set whose samples are made when they are needed."""
+
+    def __init__(self, values, labels):
+        self.values, self.labels = values, labels
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, at):
+        return torch.as_tensor(self.values[at]) + torch.rand(3), self.labels[at]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_every_sample_that_a_lazy_data_set_keeps_counts(wrapped):
+    def text(last, label=1):
+        values = np.ones((6, 3), np.float32)
+        values[-1, -1] = last
+        data = Pictures(values, [0, 1, 0, 1, 0, label])
+        if wrapped:
+            data = torch.utils.data.Subset(data, range(6))
+        return data_fingerprint(kedge.Federation([data, data], lazy=True))["features"]
+
+    assert text(1.0) == text(1.0)
+    assert len({text(1.0), text(2.0), text(1.0, label=0)}) == 3

@@ -116,8 +116,7 @@ def compare(
     """
     from kedge.cli.compare import compare
 
-    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
-    raw = consent.settle(raw, config, named=named, trust=trust)
+    raw = consent.configuration(config, set_, given, trust=trust)
     compare(raw, algorithms, seeds, target, jobs, out, source=config, trust=trust)
 
 
@@ -177,8 +176,7 @@ def partition(
     from kedge.cli.partition import partition as show
     from kedge.runs.config import check
 
-    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
-    show(check(consent.settle(raw, config, named=named, trust=trust)), out)
+    show(check(consent.configuration(config, set_, given, trust=trust)), out)
 
 
 @options.takes(
@@ -192,15 +190,16 @@ def diagnose(
     trial: Annotated[
         bool, typer.Option("--trial/--no-trial", help="Try several multiples of the start value of eta for 15 rounds.")
     ] = True,
+    trust: consent.Trust = False,
 ) -> None:
-    """Measure a problem: is drift, noise or client sampling the trouble, and which algorithm fits?
+    """Measure a problem: is drift, noise or client sampling the problem, and which algorithm fits?
 
     It measures the constants of the paper's theorems on the clients' data, says what they mean, recommends an
     algorithm with start values of eta and beta, and prints a `kedge compare` command to check that.
     """
     from kedge.cli.diagnose import diagnose
 
-    diagnose(config, set_, given, trial=trial)
+    diagnose(config, set_, given, trial=trial, trust=trust)
 
 
 @options.takes("run.device", "data.data_dir")
@@ -404,7 +403,7 @@ def flower_node(
         typer.Argument(metavar="-- [OPTIONS OF flower-supernode]", help="As of flower-supernode.", show_default=False),
     ] = None,
 ) -> None:
-    """Run a SuperNode that keeps torch imported and forks for every message, instead of starting Python anew.
+    """Run a SuperNode that keeps torch imported and forks for every message, instead of starting Python each time.
 
     With a version of Flower that this was not tried with, it is flower-supernode itself.
     """

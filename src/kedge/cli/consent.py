@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kedge.cli import options
 from kedge.cli.console import errors
 from kedge.errors import UsageError
 from kedge.own_code import PLACES, Place
@@ -14,6 +15,15 @@ from kedge.own_code import PLACES, Place
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the file.py:Class that a configuration names, without asking.")
 ]
+
+
+def configuration(
+    config: Path | None, settings: list[str] | None, given: options.Given, *, trust: bool, more: Iterable[Any] = ()
+) -> dict[str, Any]:
+    """Return the configuration that a command line makes, with code that may run."""
+    named = options.configuration(None, settings, given)
+    raw = options.configuration(config, settings, given)
+    return settle(raw, config, named=named, trust=trust, more=more)
 
 
 def settle(

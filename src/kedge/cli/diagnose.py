@@ -9,7 +9,7 @@ from rich.table import Table
 
 from kedge.algorithm import Algorithm
 from kedge.algorithms import ALGORITHMS
-from kedge.cli import options
+from kedge.cli import consent, options
 from kedge.cli.console import errors, output
 from kedge.runs.config import Config, Problem, check, division, problem_of
 from kedge.schedules import at
@@ -30,9 +30,11 @@ MEANINGS = {
 TRIAL_ROUNDS = 15
 
 
-def diagnose(config: Path | None, settings_: list[str] | None, given: options.Given, *, trial: bool) -> None:
+def diagnose(
+    config: Path | None, settings_: list[str] | None, given: options.Given, *, trial: bool, trust: bool
+) -> None:
     """Measure a problem, and say what to do."""
-    settings = check(options.configuration(config, settings_, given))
+    settings = check(consent.configuration(config, settings_, given, trust=trust))
     problem = problem_of(settings)
     rules = settings.run.part(Settings)
     output.print(f"{_title(settings)}: {problem.federation}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from kedge.cli import options
+from kedge.cli import consent, options
 from kedge.cli.console import errors, figure, output, say, size
 from kedge.cli.progress import progress_bar
 from kedge.cli.run import RUNS
@@ -34,6 +34,8 @@ SMALL = {
 }
 """A federation for a first look."""
 
+BUILT_IN = "an app is written for built-in data, models and algorithms; put your own into its task.py"
+
 POLL = 0.3
 """Seconds between looks at the run."""
 
@@ -50,8 +52,8 @@ def new(directory: Path, config: Path | None, settings: list[str] | None, given:
 
 def write(directory: Path, config: Config, out: str) -> None:
     """Write the app of a configuration."""
-    if config.data.dataset not in DATASETS or places(config.model.name or "") or places(config.algorithm.name):
-        raise UsageError("an app is written for built-in data, models and algorithms; put your own into its task.py")
+    if config.data.dataset not in DATASETS:
+        raise UsageError(BUILT_IN)
     if config.model.loss not in (None, "cross-entropy"):
         raise UsageError(f"model.loss is {config.model.loss}, but an app is written for cross-entropy; pass your own "
                          "loss to its client_app and server_app")  # fmt: skip
@@ -66,7 +68,10 @@ def write(directory: Path, config: Config, out: str) -> None:
 
 def _chosen(config: Path | None, settings: list[str] | None, given: Mapping[str, Any]) -> Config:
     """Return the configuration; without a file, of a few clients."""
-    return check(options.configuration(config, settings, (SMALL if config is None else {}) | dict(given)))
+    raw = options.configuration(config, settings, (SMALL if config is None else {}) | dict(given))
+    if any(places(name) for name in consent.named_in(raw)):
+        raise UsageError(BUILT_IN)
+    return check(raw)
 
 
 def demo(

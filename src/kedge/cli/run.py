@@ -39,9 +39,7 @@ def run(
     trust: bool,
 ) -> None:
     """Run one algorithm on one federation; ``source`` says where its hyper-parameters come from."""
-    raw = options.configuration(config, settings_, given)
-    named = options.configuration(None, settings_, given)
-    raw = consent.settle(raw, config, named=named, trust=trust)
+    raw = consent.configuration(config, settings_, given, trust=trust)
     settings = check(raw if source == OWN else of_theory(raw, source))
     name = options.short_name(settings.algorithm.name)
     if out is None and is_rank():

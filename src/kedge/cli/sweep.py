@@ -63,8 +63,7 @@ def _plan(config: Path | None, set_: list[str] | None, given: options.Given, ask
         if key in axes:
             option = options.option_name(key).replace("_", "-")
             raise UsageError(f"{key} is given twice: --grid tries its values, and --{option} sets it")
-    named, raw = options.configuration(None, set_, given), options.configuration(config, set_, given)
-    base = absolute(consent.settle(raw, config, named=named, more=_names(axes), trust=trust))
+    base = absolute(consent.configuration(config, set_, given, trust=trust, more=_names(axes)))
     return SweepPlan(base, axes, asked.seeds, asked.metric, asked.halving, _trials(asked.search, asked.trials))
 
 

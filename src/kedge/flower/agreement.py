@@ -43,7 +43,7 @@ class FlowerSettings(Section):
     experiment: str = _set("default", "Names the clients' state on their disks.", check=_experiment)
     out: str = _set("runs/flower", "The run directory, on the server: what is there already is continued.")
     generation: int = _set(
-        1, "A higher number than before restarts the experiment at the present model, with fresh state everywhere.",
+        1, "A higher number than before restarts the experiment from the current model, with fresh state everywhere.",
         at_least=1,
     )  # fmt: skip
     min_clients: int | None = _set(

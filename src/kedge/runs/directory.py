@@ -80,7 +80,8 @@ class RunDirectory:
         with claimed(self.path, self._check_content, new=self._new):
             self._held = True
             try:
-                refuse_link(self.checkpoints)
+                for name in (CHECKPOINTS, METRICS, MODEL, SUMMARY):
+                    refuse_link(self.path / name)
                 yield
             finally:
                 self._held = False

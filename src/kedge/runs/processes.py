@@ -20,6 +20,7 @@ import torch
 
 from kedge.errors import RunWarning
 from kedge.runs.config import Config
+from kedge.runs.rank import end_with_parent
 from kedge.runs.reader import Row
 
 PATIENCE = 0.1
@@ -187,6 +188,7 @@ def _serve(play: Play, connection: "Connection[Message, QueuedRun | None]") -> N
     """Play one job after another until there is none; any message while one is running asks it to stop."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     warnings.simplefilter("always", RunWarning)

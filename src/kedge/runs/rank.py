@@ -4,15 +4,23 @@ The launcher holds the other end of the socket. It hears from this process every
 this process. This runs as a file, because importing kedge takes seconds, during which nobody would be watching.
 """
 
+import ctypes
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 import threading
 
 BEAT = 1.0
 """Seconds between two heartbeats."""
+
+
+def end_with_parent() -> None:
+    """Have the system end this process when its parent ends, even while it is stopped and no thread can; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def attend(launcher: socket.socket) -> None:
@@ -29,6 +37,7 @@ def attend(launcher: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     launcher = socket.socket(fileno=int(sys.argv.pop(1)))
     launcher.set_inheritable(False)
     os.environ["KEDGE_LAUNCHER"] = str(launcher.fileno())

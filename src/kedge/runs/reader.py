@@ -29,6 +29,9 @@ DIGITS = 19
 LARGEST = 1 << 24
 """The most bytes of a small file: all but the metrics and the tensors."""
 
+LARGEST_METRICS = 1 << 30
+"""The most bytes of the metrics: some millions of rows."""
+
 Row = dict[str, float]
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
@@ -200,7 +203,7 @@ def read_rows(path: Path) -> Rows:
     """Return the rows up to the first line that is not a row."""
     file = path / METRICS
     try:
-        content = read(file)
+        content = read(file, LARGEST_METRICS)
     except FileNotFoundError:
         return Rows([], 0, 0, None)
     rows: list[Row] = []

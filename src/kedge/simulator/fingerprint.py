@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,9 @@ SMALL = 1 << 20
 
 COLUMNS, BLOCK = 1024, 64
 """Of the table in which larger data is summed, and of its rows that stay in the cache for the second sum."""
+
+SCALARS = (bool, int, float, complex, str, bytes, type(None))
+CONTAINERS = (list, tuple, dict, set, frozenset, np.ndarray)
 
 LIBRARIES = ("kedge", "torch", "builtins")
 """Packages identified by their version, which a checkpoint records too."""
@@ -98,10 +102,12 @@ def data_fingerprint(federation: Federation) -> dict[str, str]:
 def _data(value: Any) -> str:
     if value is None:
         return "none"
-    if isinstance(value, Lazy):  # its transforms, and one sample
+    if isinstance(value, Lazy):  # its transforms, one sample, and what the data sets keep
         features, labels = value.take(torch.zeros(1, dtype=torch.int64))
         codes = dict.fromkeys(code(data) for data in value.datasets)
-        return f"lazy {len(value)} {checksum(*leaves(features), labels)} {' '.join(codes)}"
+        seen: set[int] = set()
+        kept = _short(*(part for data in value.datasets for part in _kept(data, seen)))
+        return f"lazy {len(value)} {checksum(*leaves(features), labels)} {kept} {' '.join(codes)}"
     return f"{structure(value)}{checksum(*leaves(value))}"
 
 
@@ -193,21 +199,62 @@ def _code(thing: Any, seen: set[int]) -> Iterator[bytes]:
         for kind in thing.__mro__:
             if not _is_library(kind):
                 yield kind.__qualname__.encode()
-                yield repr(_plain(vars(kind))).encode()
+                yield from _held(vars(kind), seen)
                 for value in vars(kind).values():
                     yield from _code(value, seen)
     elif isinstance(thing, nn.Module):
         for module in thing.modules():
             yield from _code(type(module), seen)
             if not _is_library(type(module)):
-                yield repr(_plain(vars(module))).encode()
+                yield from _held(vars(module), seen)
             for value in vars(module).values():  # a forward of its own, hooks
                 for one in value.values() if isinstance(value, dict) else [value]:
                     if callable(one) and not isinstance(one, nn.Module):
                         yield from _code(one, seen)
-    elif callable(thing) and not _is_library(type(thing)) and hasattr(thing, "__dict__"):
+    elif not _is_library(type(thing)) and hasattr(thing, "__dict__"):
         yield from _code(type(thing), seen)
-        yield repr(_plain(vars(thing))).encode()
+        yield from _held(vars(thing), seen)
+
+
+def _held(attributes: Mapping[str, Any], seen: set[int]) -> Iterator[bytes]:
+    """Return the plain values and the containers among attributes."""
+    yield repr(_plain(attributes)).encode()
+    for name, value in attributes.items():
+        if isinstance(value, CONTAINERS) and not name.startswith("_"):
+            yield name.encode()
+            yield from _values(value, seen)
+
+
+def _kept(data: Any, seen: set[int]) -> Iterator[bytes]:
+    """Return what a data set keeps in its attributes; it may wrap others, as a `Subset` does."""
+    if id(data) in seen:
+        return
+    seen.add(id(data))
+    for name, value in getattr(data, "__dict__", {}).items():
+        yield name.encode()
+        wraps = hasattr(value, "__getitem__") and hasattr(value, "__dict__") and not isinstance(value, Tensor)
+        yield from (_kept if wraps else _values)(value, seen)
+
+
+def _values(value: Any, seen: set[int]) -> Iterator[bytes]:
+    """Return a value: numbers, text, tensors, arrays, and containers of them; of anything else, the user's own code."""
+    if isinstance(value, Tensor):
+        yield checksum(value).encode()
+    elif isinstance(value, SCALARS):
+        yield repr(value).encode()
+    elif not isinstance(value, CONTAINERS):
+        yield from _code(value, seen)
+    elif id(value) not in seen:
+        seen.add(id(value))
+        yield f"{type(value).__name__} {np.size(value) if isinstance(value, np.ndarray) else len(value)}".encode()
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            yield f"{value.shape} {value.dtype}".encode()
+            yield np.ascontiguousarray(value).tobytes()
+        elif isinstance(value, set | frozenset):
+            yield repr(sorted(map(repr, value))).encode()
+        else:
+            for part in itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value:
+                yield from _values(part, seen)
 
 
 def _function(function: types.FunctionType, seen: set[int]) -> Iterator[bytes]:
@@ -221,12 +268,7 @@ def _function(function: types.FunctionType, seen: set[int]) -> Iterator[bytes]:
         yield repr((names, _constant(inner.co_consts))).encode()
         values += [function.__globals__[name] for name in inner.co_names if name in function.__globals__]
     for value in values:
-        if isinstance(value, Tensor):
-            yield checksum(value).encode()
-        elif isinstance(value, bool | int | float | str | None):
-            yield repr(value).encode()
-        else:
-            yield from _code(value, seen)
+        yield from _values(value, seen)
 
 
 def _constant(value: Any) -> str:
