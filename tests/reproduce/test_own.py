@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,16 @@ def test_own_data_model_and_algorithm_reach_verdict_and_figures_and_the_same_com
     with (folder / "curves.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if (row["line"], row["seed"]) == ("Mine", "1")]
     assert rows[-1]["test_loss"] == f"{last['test_loss']:.6g}"
+
+
+def test_a_stopped_command_says_how_it_goes_on(capsys, monkeypatch):
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGTERM)
+        raise UnfinishedError
+
+    monkeypatch.setattr("kedge.cli.reproduce.conduct", interrupted)
+    assert execute(["reproduce", "study.toml", "--out", "place", "--trust"]) == 143
+    assert "continue with `kedge reproduce study.toml --scale smoke --out place --trust`" in capsys.readouterr().err
 
 
 def test_code_that_the_file_names_runs_only_with_consent(place, capsys):
