@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from kedge.runs.settings import SETTINGS
 from tests.problem.files import cifar100_pickle, cifar_binary, cifar_pickle, idx_bytes
 
 Dice = random.Random
+
+EXPERIMENTS = Path(__file__).parents[1] / "src" / "kedge" / "reproduce" / "experiments"
 
 KEYS = [
     *SETTINGS,
@@ -136,6 +139,20 @@ def mutated(content: bytes, dice: Dice) -> bytes:
         elif dice.random() < 0.2:
             del made[place:]
     return bytes(made)
+
+
+def study(dice: Dice) -> bytes:
+    """Return an experiment with other values in some of its lines, further lines, or a few bytes changed."""
+    lines = (EXPERIMENTS / f"{dice.choice(['participation', 'step-mlp', 'horizon'])}.toml").read_text().splitlines()
+    for _ in range(dice.randrange(0, 4)):
+        place = dice.randrange(len(lines))
+        key = lines[place].partition("=")[0]
+        lines[place] = dice.choice([
+            f"{key}= {value(dice)}", "", f"{dice.choice(KEYS)} = {value(dice)}", f"{lines[place]}\n{lines[place]}",
+            f"[panels.{text_of(dice.choice(WORDS))}]", f"[lines.{text_of(dice.choice(WORDS))}]",
+        ])  # fmt: skip
+    content = "\n".join(lines).encode("utf-8", "surrogatepass")
+    return mutated(content, dice) if dice.random() < 0.3 else content
 
 
 def mutated_text(text: str, dice: Dice) -> str:

@@ -31,6 +31,9 @@ from kedge.errors import UsageError
 from kedge.problem.datasets.cifar import read_binary, read_pickled
 from kedge.problem.datasets.mnist import read_idx
 from kedge.problem.datasets.npz import load as load_npz
+from kedge.reproduce.experiment import read_own
+from kedge.reproduce.plan import Plan, name_of
+from kedge.reproduce.rehearsal import check_plan
 from kedge.runs.config import check, load_toml, resolved
 from kedge.runs.grid import Choices, parse_grid, point_name
 from kedge.runs.sweep import SweepPlan, read_plan
@@ -147,6 +150,22 @@ def _sweep(dice: random.Random, folder: Path) -> bool:
     return True
 
 
+def _study(dice: random.Random, folder: Path) -> bool:
+    file = folder / "study.toml"
+    file.write_bytes(forge.study(dice))
+    experiment = read_own(file)
+    assert re.fullmatch(r"[\w.-]+", experiment.name)
+    for scale in experiment.scales:
+        plan = Plan(experiment, scale, own=True)
+        check_plan(plan)
+        for case in plan.cases():
+            config = plan.final(case, plan.grid(case)[0], 0)
+            assert "/" not in name_of("run", case, plan.grid(case)[0], 0)
+            plan.search(case, plan.grid(case)[0], 0)
+            resolved(config)
+    return True
+
+
 def _idx(dice: random.Random, folder: Path) -> bool:
     name, content = forge.idx(dice)
     (folder / name).write_bytes(content)
@@ -236,7 +255,8 @@ class Target:
 
 TARGETS = {
     "toml": Target(_toml), "set": Target(_set), "options": Target(_options), "grid": Target(_grid),
-    "sweep": Target(_sweep), "idx": Target(_idx), "cifar": Target(_cifar), "npz": Target(_npz), "run": Target(_run, 1),
+    "sweep": Target(_sweep), "study": Target(_study), "idx": Target(_idx), "cifar": Target(_cifar),
+    "npz": Target(_npz), "run": Target(_run, 1),
     "config": Target(_resume(_configuration), 1),
     "manifest": Target(_resume(forge.manifest), 1), "state": Target(_resume(forge.state, False), 1),
     "metrics": Target(_resume(forge.lines), 1), "summary": Target(_resume(forge.summary, True), 1),

@@ -15,6 +15,7 @@ NOT_RUN = {
     ("docs/distributed.md", "it needs a Slurm cluster"),
     ("docs/reports.md", "it serves a page until Ctrl-C"),
     ("docs/reproduce.md", "a figure takes minutes to days"),
+    ("docs/reproduce.md", "the file is yours; a test runs the one above"),  # tests/reproduce/test_own.py
 }
 """All the reasons on all the pages. Whoever adds one adds it here too, and explains why."""
 

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "targets", ["toml,set,options,grid,sweep,idx,cifar,npz,run", "config,manifest,state,metrics,summary"]
+    "targets", ["toml,set,options,grid,sweep,study,idx,cifar,npz,run", "config,manifest,state,metrics,summary"]
 )
 def test_no_input_is_a_traceback_a_hang_or_a_file_elsewhere(targets):
     command = [sys.executable, "-m", "tests.fuzz", "--inputs", "250", "--seconds", "8", "--only", targets]

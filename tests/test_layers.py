@@ -32,7 +32,7 @@ ALLOWED = {
     "callbacks": CORE | {"files", "runs"},
     "report": CORE | {"files", "algorithms", "runs", "theory"},
     "__main__": {"cli"},
-    "reproduce": CORE | {"files", "problem", "algorithms", "runs", "report"},
+    "reproduce": CORE | {"files", "own_code", "problem", "algorithms", "simulator", "runs", "report"},
     "cli": CORE
     | {
         "files",

@@ -1,5 +1,6 @@
 """What clients do differently in their local steps, and the loss of what they train on."""
 
+import csv
 import dataclasses
 import math
 import warnings
@@ -271,10 +272,14 @@ def test_personal_layers_are_evaluated_alike_from_the_command_line_and_in_two_pr
     assert [{k: v for k, v in row.items() if k != "seconds"} for row in one] == [
         {k: v for k, v in row.items() if k != "seconds"} for row in two
     ]
-    capsys.readouterr()
+    assert "rounds: mean clients test loss" in capsys.readouterr().out
     many = [*options, "--jobs", "1", "--seeds", "2"]
     assert execute(["compare", *many, "--algorithms", "fedavg,scaffold", "--out", str(tmp_path / "both")]) == 0
-    assert capsys.readouterr().err.count("each client's own is evaluated, on its own test set") == 1
+    printed = capsys.readouterr()
+    assert printed.err.count("each client's own is evaluated, on its own test set") == 1
+    with (tmp_path / "both" / "summary.csv").open(newline="") as table:
+        assert all(float(row["final_clients_test_accuracy"]) > 0 for row in csv.DictReader(table))
+    assert "clients test accuracy" in (tmp_path / "both" / "curves.svg").read_text()
     grid = ["sweep", *many, "--grid", "algorithm.eta=0.01,0.1", "--out", str(tmp_path / "grid")]
     assert execute(grid) == 2
     assert "metric is test_accuracy, but with personal layers only the clients' own" in capsys.readouterr().err

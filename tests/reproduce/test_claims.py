@@ -38,6 +38,7 @@ def verdicts(own, *pairs, **more):
     return [found.verdict for found in judged([Claim(text="", pairs=list(pairs))], own, **more)]
 
 
+CHANCES = {"P": 0.1}
 BETTER, WORSE = rows("a", [0.50, 0.60, 0.71, 0.52]), rows("b", [0.40, 0.50, 0.60, 0.41])
 
 
@@ -170,7 +171,7 @@ def test_an_advantage_may_be_compared_with_that_of_another_panel_or_figure():
 def test_budgets_are_those_of_the_cheapest_line_and_between_evaluations_lines_are_straight():
     cheap = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(*[0.4] * 5, bytes_=2e6))
     dear = curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), history(*[0.2 * r for r in range(1, 6)], gradients=20))
-    first, second = measures(cheap | dear)
+    first, second = measures(cheap | dear, CHANCES)
     assert first.at_gradients == pytest.approx(0.4)
     assert second.at_gradients == pytest.approx(0.45)  # from 0.4 after 40 to 0.5 after 50, at 20 a round
     assert first.at_bytes == pytest.approx(0.4)
@@ -181,7 +182,7 @@ def test_rounds_to_the_target_are_interpolated_and_the_target_is_where_the_weake
     weak = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(0.2, 0.3, 0.4, 0.503))
     strong = curve(Case("P", "tuned", "b"), Hyper(0.1, 0.5), history(0.3, 0.45, 0.55, 0.6))
     lost = curve(Case("P", "tuned", "c"), Hyper(0.1, 0.5), history(0.1, 0.1, 0.1, 0.11))
-    first, second, third = measures(weak | strong | lost)
+    first, second, third = measures(weak | strong | lost, CHANCES)
     assert first.target == pytest.approx(0.5)
     assert second.rounds_to == pytest.approx(2.5)
     assert (second.gradients_to, second.megabytes_to) == pytest.approx((25, 2.5))
@@ -191,18 +192,19 @@ def test_rounds_to_the_target_are_interpolated_and_the_target_is_where_the_weake
 
 @given(st.lists(st.floats(0.1, 1), min_size=2, max_size=12))
 def test_the_area_lies_between_the_ends_of_the_curve(accuracies):
-    [row] = measures(curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(*accuracies)))
+    [row] = measures(curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(*accuracies)), CHANCES)
     assert 0.1 - 1e-9 <= row.area <= max(accuracies) + 1e-9
 
 
 def test_the_end_is_the_mean_of_the_last_fifth():
     run = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(*[0.0] * 8, 0.4, 0.6))
-    assert measures(run)[0].accuracy == pytest.approx(0.5)
+    assert measures(run, CHANCES)[0].accuracy == pytest.approx(0.5)
 
 
 def test_a_diverged_run_counts_as_a_guess(tmp_path):
     run = curve(Case("P", "tuned", "a"), Hyper(0.1, None), history(0.5), diverged=2)
-    [row] = measures(run)
+    [row] = measures(run, CHANCES)
     assert (row.accuracy, row.loss, row.rounds_to, row.diverged) == (0.1, math.inf, math.inf, 2)
+    assert measures(run, {"P": 0.25})[0].accuracy == 0.25
     write_measures(tmp_path / "summary.csv", [row, ROW])
     assert read_measures(tmp_path / "summary.csv") == [row, ROW]

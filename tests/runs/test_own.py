@@ -11,7 +11,7 @@ import torch
 
 import kedge
 from kedge.cli.main import execute
-from kedge.own_code import Place
+from kedge.own_code import Place, consent_ends
 from kedge.runs.config import check
 
 SOURCE = """
@@ -49,7 +49,8 @@ SHORT = ["--rounds", "4", "--cohort", "2", "--local-steps", "2", "--batch-size",
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(SOURCE)
-    return tmp_path / "my.py"
+    with consent_ends():
+        yield tmp_path / "my.py"
 
 
 def rows(path):

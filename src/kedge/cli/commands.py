@@ -206,7 +206,12 @@ def diagnose(
 def reproduce(
     given: options.Given,
     name: Annotated[
-        str | None, typer.Argument(metavar="[FIGURE]", help="A figure, or 'all'.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[FIGURE]",
+            help="A figure, 'all', or your own experiment, a file my-study.toml.",
+            show_default=False,
+        ),
     ] = None,
     scale: Annotated[
         str, typer.Option(help="smoke (seconds), laptop (all in a few hours), overnight (ResNet-18, a night) or paper.")
@@ -214,14 +219,15 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = Path("experiments/results"),
     jobs: options.Jobs = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the figures and what they cost.")] = False,
+    trust: consent.Trust = False,
 ) -> None:
-    """Repeat an experiment of the paper: search the grids, run the seeds, draw the figure, judge the claims.
+    """Repeat an experiment of the paper, or your own: search the grids, run the seeds, draw, judge the claims.
 
-    After an interruption, the same command resumes.
+    After an interruption, the same command resumes. docs/reproduce.md says how to write your own experiment.
     """
     from kedge.cli.reproduce import reproduce
 
-    reproduce(name, scale, out, jobs, given.get("run.device"), given.get("data.data_dir"), list_=list_)
+    reproduce(name, scale, out, jobs, given.get("run.device"), given.get("data.data_dir"), list_=list_, trust=trust)
 
 
 Runs = Annotated[

@@ -1,5 +1,7 @@
-"""`kedge reproduce`: a figure of the paper with one command."""
+"""`kedge reproduce`: a figure of the paper, or your own experiment, with one command."""
 
+import math
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -9,14 +11,16 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from kedge.checks import whole
+from kedge.cli import consent
 from kedge.cli.console import errors, figure, output
 from kedge.cli.progress import batch_display
 from kedge.cli.signals import Stop, StoppedError, stopping
 from kedge.errors import UsageError, unknown
 from kedge.reproduce.conduct import UnfinishedError, conduct
 from kedge.reproduce.estimate import cost_table, estimate
-from kedge.reproduce.experiment import SCALES, load, names
+from kedge.reproduce.experiment import SCALES, load, names, read_own
 from kedge.reproduce.plan import Plan
+from kedge.reproduce.rehearsal import check_plan, code_of
 from kedge.runs.batch import Event, available_cores
 from kedge.runs.config import Config
 
@@ -32,6 +36,7 @@ def reproduce(
     data_dir: str | None,
     *,
     list_: bool,
+    trust: bool,
 ) -> None:
     """Repeat an experiment, or list them."""
     if scale not in SCALES:
@@ -45,22 +50,33 @@ def reproduce(
         raise UsageError(f"out is {out}, but that is not a directory")
     if name is None:
         raise UsageError("no figure is given; `kedge reproduce --list` shows them")
-    experiments = [load(chosen) for chosen in (names() if name == "all" else [name])]
-    plans = [Plan(chosen, scale, device, data_dir) for chosen in experiments if scale in chosen.scales]
+    own = Path(name) if name.endswith(".toml") else None
+    experiments = [read_own(own)] if own else [load(chosen) for chosen in (names() if name == "all" else [name])]
+    plans = [Plan(chosen, scale, device, data_dir, bool(own)) for chosen in experiments if scale in chosen.scales]
     if not plans:
         raise UsageError(f"{name} has no scale {scale}, but {', '.join(experiments[0].scales)}")
+    if own is not None:
+        consent.allow([], code_of(plans[0].experiment, scale), own, trust=trust)
+        check_plan(plans[0])
     if len(plans) > 1:  # cheapest first, after those that its claims are about
         plans.sort(key=lambda plan: (bool(plan.experiment.needs()), estimate(plan).seconds))
-    given = "".join(
-        f" --{option} {value}"
-        for option, value in {"out": out if out != RESULTS else None, "device": device, "data-dir": data_dir}.items()
-        if value is not None
+    given = (
+        "".join(
+            f" --{option} {value}"
+            for option, value in {
+                "out": out if out != RESULTS else None,
+                "device": device,
+                "data-dir": data_dir,
+            }.items()
+            if value is not None
+        )
+        + " --trust" * trust
     )
     left_out = []
     with stopping() as stop:
         for plan in plans:
             try:
-                _one(plan, out, jobs, stop, given)
+                _one(plan, name if own else plan.experiment.name, out, jobs, stop, given)
             except UsageError as error:
                 if len(plans) == 1:
                     raise
@@ -70,12 +86,11 @@ def reproduce(
         raise UsageError(f"left out, as reported above: {', '.join(left_out)}")
 
 
-def _one(plan: Plan, out: Path, jobs: int | None, stop: Stop, given: str) -> None:
+def _one(plan: Plan, source: str, out: Path, jobs: int | None, stop: Stop, given: str) -> None:
     name, guess, cores = plan.experiment.name, estimate(plan), min(jobs or available_cores(), available_cores())
-    errors.print(
-        f"{name}: {guess.runs} runs, about {guess.on(cores)} on {cores} core{'s' * (cores > 1)}", highlight=False
-    )
-    command = f"kedge reproduce {name} --scale {plan.scale}"
+    time = "" if math.isnan(guess.seconds) else f", about {guess.on(cores)} on {cores} core{'s' * (cores > 1)}"
+    errors.print(f"{name}: {guess.runs} runs{time}", highlight=False)
+    command = f"kedge reproduce {shlex.quote(source)} --scale {plan.scale}"
     with ExitStack() as displays:
         try:
             report = conduct(plan, out, jobs, partial(_follow, displays, name), stop, command)

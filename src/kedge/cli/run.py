@@ -25,6 +25,9 @@ from kedge.runs.reader import Row, read_summary
 RUNS = Path("runs")
 """Where runs without --out go."""
 
+CLIENTS = ("clients_test", "clients")
+"""How the columns begin that are of the clients' own models: on their test sets, or on the data they train on."""
+
 OWN, THEORY = "own", "theory"
 """Where the hyper-parameters of a run come from."""
 
@@ -134,9 +137,12 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
 
 def result_line(name: str, row: Mapping[str, Any], engine: str) -> str:
     """Print the result of a run."""
+    usual = f"test loss {figure(row.get('test_loss'))}, test accuracy {figure(row.get('test_accuracy'), '.2%')}"
+    if "test_loss" not in row and (kind := next((kind for kind in CLIENTS if f"{kind}_loss" in row), None)):
+        loss, accuracy = (row.get(f"{kind}_{each}") for each in ("loss", "accuracy"))
+        usual = f"mean {kind.replace('_', ' ')} loss {figure(loss)}, accuracy {figure(accuracy, '.2%')}"
     return (
-        f"{name} after {row['round']} rounds: test loss {figure(row.get('test_loss'))}, "
-        f"test accuracy {figure(row.get('test_accuracy'), '.2%')}{_more(row)}; "
+        f"{name} after {row['round']} rounds: {usual}{_more(row)}; "
         f"{size(row['bytes_down'])} down, {size(row['bytes_up'])} up, {row['gradients']:.0f} minibatch gradients, "
         f"{row['seconds']:.1f} s ({engine})"
     )

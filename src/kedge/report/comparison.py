@@ -49,11 +49,15 @@ def default_target(runs: Runs) -> float | None:
 
 
 def own_metrics(runs: Runs) -> list[str]:
-    """Return the columns of your own metrics on the test set."""
-    lasts = (run.last for own in runs.values() for run in own if run.last is not None)
-    return list(
-        dict.fromkeys(name for last in lasts for name in last if name.startswith("test_") and name not in USUAL)
-    )
+    """Return the columns of your own metrics on the test set; with personal layers, the means over the clients."""
+    lasts = [run.last for own in runs.values() for run in own if run.last is not None]
+    return list(dict.fromkeys(name for last in lasts for name in last if _is_own(name, last)))
+
+
+def _is_own(name: str, row: Row) -> bool:
+    if name.startswith("test_"):
+        return name not in USUAL
+    return "test_loss" not in row and name.startswith("clients_") and not name.endswith("_worst_decile")
 
 
 def summarise(runs: Runs, target: float | None) -> list[Summary]:

@@ -19,8 +19,9 @@ from kedge.report.palette import COLOURS, look
 def draw_comparison(compared: Runs, path: Path, title: str) -> list[Path]:
     """Draw accuracy (or loss) and your own metrics against rounds and bytes: means, and their range over the seeds."""
     every = [run for own in compared.values() for run in own]
-    usual = "test_accuracy" if any("test_accuracy" in row for run in every for row in run.rows[-1:]) else "test_loss"
-    metrics = [usual, *own_metrics(compared)]
+    known = {name for run in every for row in run.rows[-1:] for name in row}
+    usual = [name for name in ("test_accuracy", "test_loss") if name in known][:1]
+    metrics = [*usual, *own_metrics(compared)] or ["test_loss"]
     figure = Figure(figsize=(12, 0.8 + 3.6 * len(metrics)), layout="constrained")
     shade = 0.15 if len(compared) <= len(COLOURS) else 0.0  # more bands than that hide each other
     grid = figure.subplots(len(metrics), 2, sharex="col", sharey="row", squeeze=False)

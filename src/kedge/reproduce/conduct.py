@@ -10,9 +10,9 @@ from typing import Any
 
 from kedge.errors import UsageError
 from kedge.files import claimed, make_directory, write_atomically, write_csv
-from kedge.problem import load_dataset
 from kedge.reproduce import claims, results, verdict
 from kedge.reproduce.plan import Case, Grids, Hyper, Plan, Trial, name_of, slug
+from kedge.reproduce.rehearsal import guessing
 from kedge.reproduce.results import LAST, Measure, Runs
 from kedge.reproduce.search import Search, search
 from kedge.runs.batch import Event, run_batch
@@ -42,9 +42,9 @@ def conduct(
 ) -> Report:
     """Run an experiment and write its results to ``out / figure / scale``."""
     folder = out / plan.experiment.name / plan.scale
-    _check_data(plan)
+    chances = guessing(plan)
     with claimed(folder):
-        return _conduct(plan, folder, out, processes, stage, stop, command)
+        return _conduct(plan, folder, out, processes, stage, stop, command, chances)
 
 
 def _conduct(
@@ -55,6 +55,7 @@ def _conduct(
     stage: Stage,
     stop: Callable[[], bool],
     command: str,
+    chances: results.Chances,
 ) -> Report:
     def batch(title: str, jobs: dict[str, Config]) -> dict[str, StoredRun]:
         ended = run_batch(jobs, folder / "runs", processes, stage(title, jobs), stop, models=False)
@@ -71,11 +72,18 @@ def _conduct(
     trials = [Trial(case, hyper, seed) for case, hyper in chosen.items() for seed in plan.seeds]
     runs = {trial: finished[name_of("run", *trial)] for trial in trials}
     _write_grid(folder / "grid.csv", found)
-    return write_report(plan, found.grids, chosen, runs, folder, out, command)
+    return write_report(plan, found.grids, chosen, runs, folder, out, command, chances)
 
 
 def write_report(
-    plan: Plan, grids: Grids, chosen: dict[Case, Hyper], runs: Runs, folder: Path, out: Path, command: str
+    plan: Plan,
+    grids: Grids,
+    chosen: dict[Case, Hyper],
+    runs: Runs,
+    folder: Path,
+    out: Path,
+    command: str,
+    chances: results.Chances,
 ) -> Report:
     """Write tables, figures, configurations and the verdict."""
     from kedge.report.lines import named_lines
@@ -84,7 +92,7 @@ def write_report(
     from kedge.reproduce.drawing import draw  # matplotlib is slow to load
 
     summary = folder / "summary.csv"
-    results.write_measures(summary, results.measures(runs))
+    results.write_measures(summary, results.measures(runs, chances))
     measured = results.read_measures(summary)  # rounded as in the file, so that later readers find the same
     results.write_curves(folder / "curves.csv", runs)
     draw(plan, runs, measured, folder)
@@ -96,7 +104,7 @@ def write_report(
     )
     lines = named_lines(_by_line(runs))
     write_page(lines, folder / REPORT, f"{plan.title} ({plan.experiment.figure}), {plan.scale} scale", command)
-    text = verdict.write(plan, grids, chosen, measured, found, command)
+    text = verdict.write(plan, grids, chosen, measured, found, command, chances)
     write_atomically(folder / "verdict.md", text.encode())
     return Report(folder, text)
 
@@ -140,10 +148,3 @@ def _write_grid(path: Path, found: Search) -> None:
                 accuracy, loss = ends(run, LAST)
                 rows.append(place | {"seed": seed, "accuracy": accuracy, "loss": loss})
     write_csv(path, rows, digits=results.DIGITS)
-
-
-def _check_data(plan: Plan) -> None:
-    """Look for the data before running anything, so that missing data is reported in one sentence."""
-    case = next(plan.cases())
-    data = plan.final(case, plan.grid(case)[0], 0).data
-    load_dataset(data.dataset, data.data_dir)

@@ -4,6 +4,8 @@ import math
 import textwrap
 from pathlib import Path
 
+from matplotlib import rc_context
+
 from kedge.report.palette import COLOURS
 from kedge.report.panels import FORMATS, Series, View, draw_rankings, draw_views
 from kedge.reproduce.plan import PROTOCOLS, Hyper, Plan
@@ -19,6 +21,11 @@ SATURATED = 0.9
 
 def draw(plan: Plan, runs: Runs, measured: list[Measure], folder: Path) -> None:
     """Write figure and budgets, each as .png and .svg; at the smoke scale, to save time, no .svg."""
+    with rc_context({"text.parse_math": False}):  # names and titles may have dollars in them
+        _draw(plan, runs, measured, folder)
+
+
+def _draw(plan: Plan, runs: Runs, measured: list[Measure], folder: Path) -> None:
     formats = FORMATS[:1] if plan.scale == "smoke" else FORMATS
     experiment, count = plan.experiment, len(plan.seeds)
     heading = f"{plan.title} ({experiment.figure}), {plan.scale} scale"

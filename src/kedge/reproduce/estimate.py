@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from kedge.algorithm import Algorithm
 from kedge.costs import Cost, cost
-from kedge.errors import UsageError
 from kedge.problem import DATASETS, build_model
 from kedge.reproduce.experiment import SCALES, load, names
 from kedge.reproduce.plan import Hyper, Plan
 from kedge.runs.config import Config, algorithm_of, eval_every, model_name
+from kedge.runs.own import entry_of, places
 
 # For one core: floating-point operations per second in products and in convolutions of 8 channels (wider ones are
 # faster), and the additional seconds that a step and a run take.
@@ -71,9 +71,12 @@ def cost_table() -> list[list[str]]:
 
 
 def run_seconds(config: Config) -> float:
-    """Return the seconds of one run on one core."""
+    """Return the seconds of one run on one core; not a number for data or models that are known only when they run."""
     data, run = config.data, config.run
-    train, test = _facts(data.dataset)
+    entry = entry_of(data.dataset)
+    train, test = entry.train, entry.test
+    if train is None or test is None or entry.classes is None or places(model_name(config)):
+        return math.nan
     per_sample, speed = _work(model_name(config), data.dataset, tuple(config.model.widths or ()), config.model.width)
     batch = run.batch_size if isinstance(run.batch_size, int) else train // data.clients
     cohort = run.cohort or data.clients
@@ -89,14 +92,6 @@ def run_seconds(config: Config) -> float:
     return SETUP + run.rounds * gradients * step + evaluations * tested * per_sample / (speed / 2)
 
 
-def _facts(dataset: str) -> tuple[int, int]:
-    """Return the training and test samples of an experiment's data set."""
-    entry = DATASETS[dataset]
-    if entry.train is None or entry.test is None:
-        raise UsageError(f"the size of {dataset} is not known before it is drawn, so its cost cannot be estimated")
-    return entry.train, entry.test
-
-
 @lru_cache
 def _cost(algorithm: Algorithm[Any, Any], local_steps: int) -> Cost:
     return cost(algorithm, 1000, local_steps)
@@ -107,8 +102,8 @@ def _work(model: str, dataset: str, widths: tuple[int, ...], width: int | None) 
     """Return the operations of a forward pass per sample, and how many a core does in a second."""
     options: dict[str, Any] = ({"widths": widths} if widths else {}) | ({"width": width} if width else {})
     shape, classes = DATASETS[dataset].shape, DATASETS[dataset].classes
-    assert shape is not None, "_facts has asked for it"
-    assert classes is not None, "a model is built for classes"
+    assert shape is not None, "its size is known"
+    assert classes is not None, "run_seconds has asked for it"
     module = build_model(model, shape, classes, **options).to("meta").eval()
     work = 0.0
 

@@ -1,17 +1,21 @@
-"""An experiment: a small TOML file that says what is compared, on what, at which scale, and what the paper claims.
+"""An experiment: a small TOML file that says what is compared, on what, at which scale, and what is claimed.
 
 A configuration is made in layers, each of which overrides the one before: the experiment's `base`, the panel, the line,
 the scale, the scale's own changes of that panel. Keys are those of `kedge run`, as in "run.cohort".
 """
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from kedge.errors import UsageError, unknown
+from kedge.errors import UsageError, shown, unknown
+from kedge.runs.config import load_toml
+from kedge.runs.own import short_name
 
 
 def _dotted(sections: Any) -> Any:
@@ -24,11 +28,28 @@ def _dotted(sections: Any) -> Any:
 Changes = Annotated[dict[str, Any], BeforeValidator(_dotted)]
 """Dotted keys of a configuration and their values."""
 
+Text = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Label = Annotated[str, Field(max_length=80, pattern=r"^[A-Za-z0-9][^\x00-\x1f\x7f-\x9f|`]*$")]
+"""The name of a panel or a line: it stands in tables and legends, and becomes part of file names."""
+
+Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Seeds = Annotated[int, Field(ge=1, le=100)]
+Points = Annotated[int, Field(ge=1, le=10_000)]
+Grid = Annotated[list[Rate], Field(max_length=30)]
+Panels = Annotated[list[Label], Field(min_length=1, max_length=100)]
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"
+"""The name of an experiment: its results are in a directory of that name."""
+
 SCALES = ("smoke", "laptop", "overnight", "paper")
 """Seconds on built-in data; an evening on two cores; a night on them, for what takes long; the paper's own size."""
 
 BEYOND = "beyond the paper"
 """The figure of an experiment that the paper does not have."""
+
+OWN = "own experiment"
+"""The figure of a user's own experiment, unless its file says otherwise."""
 
 Protocol = Literal["tuned", "second", "finer", "equal", "eta"]
 """How the hyper-parameters of a line are chosen; `kedge.reproduce.plan.PROTOCOLS` says what each is."""
@@ -37,78 +58,83 @@ Metric = Literal["accuracy", "area", "loss", "rounds"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Claim(_Part):
-    """What the paper says about a figure, as comparisons of lines."""
+    """What is claimed, as comparisons of lines."""
 
-    text: str
-    pairs: list[tuple[str, str]]  # better, worse
+    text: Text
+    pairs: Annotated[  # better, worse
+        list[Annotated[tuple[str, str], Field(strict=False)]], Field(min_length=1, max_length=1000)
+    ]
     metric: Metric = "accuracy"
-    panels: list[str] | None = None  # None: all
-    where: dict[str, str] = {}  # the paper's name of a panel, as Figure 6(a)
+    panels: Panels | None = None  # None: all
+    where: dict[str, Text] = {}  # the paper's name of a panel, as Figure 6(a)
     more_than_in: str | None = None  # a panel, or "figure: panel", in which the advantage is smaller
 
 
 class Tuned(_Part):
     """The grid from which each line takes its own best."""
 
-    eta: list[float]
-    beta: list[float] = []  # for algorithms that have one, unless it is fixed
-    step: list[float] = []  # γ / ηK, for the lines of `free_step`; all others have γ = ηK
+    eta: Annotated[Grid, Field(min_length=1)]
+    beta: Grid = []  # for algorithms that have one, unless it is fixed
+    step: Grid = []  # γ / ηK, for the lines of `free_step`; all others have γ = ηK
     judge: Literal["accuracy", "loss"] = "accuracy"  # what must be best on held-out samples
 
 
 class Equal(_Part):
     """The rate of the protocols with one rate for all: `eta` is the η of the hat form, η̂ = βη."""
 
-    eta: float
-    beta: float
+    eta: Rate
+    beta: Share
     hat: list[str] = []  # algorithms whose gradient is multiplied by beta; they take eta / beta
 
 
 class Tuning(_Part):
     """How every line searches its grid; `kedge.reproduce.search` has the rule."""
 
-    seeds: int = 3
-    rounds: float = 1.0  # as a share of the final runs' rounds
-    holdout: float = 0.1
-    budget: int = 8  # points that a line tries by refining around the best; growing past an edge may add a few
-    extend: int = 3  # how often the grid may grow past an edge
+    seeds: Seeds = 3
+    rounds: Share = 1.0  # of the final runs' rounds
+    holdout: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.1
+    budget: Annotated[int, Field(ge=0, le=1000)] = 8
+    """Points that a line tries by refining around the best; growing past an edge may add a few."""
+    extend: Annotated[int, Field(ge=0, le=10)] = 3  # how often the grid may grow past an edge
     panel: str | None = None  # the one panel that is searched, for all of them; None: each searches its own
-    points: int = 15  # evaluations of a run
+    points: Points = 15  # evaluations of a run
 
 
 class Scale(_Part):
     """How large the experiment is, and what was reduced."""
 
-    reduced: str
-    untestable: str = ""  # why claims cannot be judged at this scale, whatever the results
+    reduced: Text = "nothing"
+    untestable: Text = ""  # why claims cannot be judged at this scale, whatever the results
     set: Changes = {}
     panels: dict[str, Changes] = {}
-    only: list[str] | None = None  # panels
-    seeds: int = 3
-    points: int = 25  # of a curve
-    eta: list[float] | None = None
-    beta: list[float] | None = None
-    equal_eta: float | None = None
+    only: Panels | None = None
+    seeds: Seeds = 3
+    points: Points = 25  # of a curve
+    eta: Grid | None = None
+    beta: Grid | None = None
+    equal_eta: Rate | None = None
     protocols: list[Protocol] | None = None  # None: those of the experiment
     tuning: Tuning = Tuning()
 
 
 class Experiment(_Part):
-    """A figure of the paper, or one beyond it in the same form."""
+    """A figure of the paper, or one beyond it in the same form, or a user's own."""
 
-    name: str
-    title: str
-    figure: str
-    shows: str
-    unstated: str = ""  # what the paper does not say; the configurations have our choice
+    name: Annotated[str, Field(pattern=NAME)]
+    title: Annotated[Text, Field(min_length=1)]
+    figure: Annotated[Text, Field(min_length=1)] = OWN
+    shows: Text = ""
+    chance: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
+    """The accuracy of guessing, where every run starts and what a diverged one counts as; None: one over the labels."""
+    unstated: Text = ""  # what the paper does not say; the configurations have our choice
     base: dict[str, dict[str, Any]]
-    algorithms: list[str] = []
-    panels: dict[str, Changes]
-    lines: dict[str, Changes] = {}
+    algorithms: Annotated[list[str], Field(max_length=50)] = []
+    panels: Annotated[dict[Label, Changes], Field(min_length=1, max_length=100)]
+    lines: Annotated[dict[Label, Changes], Field(max_length=50)] = {}
     free_step: list[str] = []  # lines that also choose γ / ηK from the grid
     decayed: list[str] = []  # panels in which eta decays over the run, by a cosine, to a hundredth
     protocols: list[Protocol] = ["tuned", "second", "finer"]
@@ -117,13 +143,13 @@ class Experiment(_Part):
     loss: bool = False  # draw the test loss as well
     tuned: Tuned
     equal: Equal | None = None
-    scales: dict[Annotated[str, Field(pattern=f"^({'|'.join(SCALES)})$")], Scale]
-    claims: list[Claim] = []
+    scales: Annotated[dict[Annotated[str, Field(pattern=f"^({'|'.join(SCALES)})$")], Scale], Field(min_length=1)]
+    claims: Annotated[list[Claim], Field(max_length=1000)] = []
 
     @property
     def beyond(self) -> bool:
         """Whether the paper does not have it."""
-        return self.figure == BEYOND
+        return self.figure in (BEYOND, OWN)
 
     def needs(self) -> set[str]:
         """Return the other figures that its claims are about."""
@@ -131,8 +157,8 @@ class Experiment(_Part):
         return {figure for figure, colon, _ in places if colon}
 
     def all_lines(self) -> dict[str, Changes]:
-        """Return what is compared: the algorithms by their ids, then the other lines."""
-        return {name: {"algorithm.name": name} for name in self.algorithms} | self.lines
+        """Return what is compared: the algorithms by their ids or their classes' names, then the other lines."""
+        return {short_name(name): {"algorithm.name": name} for name in self.algorithms} | self.lines
 
     def panels_at(self, scale: str) -> dict[str, Changes]:
         """Return the panels that are drawn at a scale."""
@@ -151,13 +177,27 @@ def load(name: str) -> Experiment:
 def read(name: str, text: str) -> Experiment:
     """Read an experiment from its TOML text."""
     try:
-        experiment = Experiment.model_validate({"name": name, **tomllib.loads(text)})
+        return _validated(name, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the experiment {name} is not TOML: {error}") from error
+
+
+def read_own(path: Path) -> Experiment:
+    """Read a user's own experiment; its name is that of the file, unless the file says otherwise."""
+    experiment = _validated(path.stem, load_toml(path))
+    if experiment.name in [*names(), "all"]:
+        raise UsageError(f"the experiment {path} is called {experiment.name}, but that is a figure of kedge's own")
+    return experiment
+
+
+def _validated(name: str, content: Mapping[str, Any]) -> Experiment:
+    try:
+        experiment = Experiment.model_validate({"name": name, **content})
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{place} of the experiment {name} is wrong: {first['msg']}") from None
+        place = place if place.isprintable() and len(place) <= 60 else shown(place)
+        raise UsageError(f"{place} of the experiment {shown(name)[1:-1]} is wrong: {first['msg']}") from None
     _check_names(experiment)
     return experiment
 

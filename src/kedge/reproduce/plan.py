@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kedge.algorithms import find_algorithm
+from kedge.algorithms import algorithm_class
 from kedge.reproduce.experiment import Changes, Experiment
 from kedge.runs.config import Config, check, merged
+from kedge.runs.settings import SETTINGS
 
 FIRST_TUNING_SEED = 100
 """The grid search has its own seeds: other partitions, initial models, cohorts and minibatches."""
@@ -68,6 +69,8 @@ class Plan:
     scale: str
     device: str | None = None
     data_dir: str | None = None
+    own: bool = False
+    """Whether a user wrote it."""
 
     @property
     def size(self) -> Any:
@@ -103,19 +106,20 @@ class Plan:
         """Return the configuration of a run of the grid: shorter perhaps, and judged by held-out training samples."""
         raw = self._raw(case.panel, case.line, hyper, seed)
         rounds = max(1, round(check(raw).run.rounds * self.size.tuning.rounds))
+        raw["data"].pop("test_samples", None)  # held-out samples are all looked at
         changes = {
             "run.rounds": rounds,
             "run.eval_every": max(1, rounds // self.size.tuning.points),
-            "data.test_samples": None,
+            "data.holdout": self.size.tuning.holdout,
         }
-        return check(merged(raw, [*changes.items(), ("data.holdout", self.size.tuning.holdout)]))
+        return check(merged(raw, changes.items()))
 
     def grid(self, case: Case) -> list[Hyper]:
         """Return the pairs that a line chooses from."""
         tuned, fixed = self.experiment.tuned, self._beta(case)
         etas = self.size.eta or tuned.eta
         betas: Iterable[float | None] = [fixed]
-        if fixed is None and "beta" in self._fields(case):
+        if fixed is None and "beta" in self.fields(case):
             betas = self.size.beta or tuned.beta
         steps: Iterable[float | None] = tuned.step if case.line in self.experiment.free_step else [None]
         return [Hyper(*point) for point in itertools.product(etas, betas, steps)]
@@ -130,25 +134,25 @@ class Plan:
         assert rule is not None
         eta = self.size.equal_eta or rule.eta
         if case.protocol == "eta":
-            return Hyper(_short(eta / rule.beta), rule.beta if "beta" in self._fields(case) else None)
-        if "beta" not in self._fields(case):
+            return Hyper(_short(eta / rule.beta), rule.beta if "beta" in self.fields(case) else None)
+        if "beta" not in self.fields(case):
             return Hyper(eta, None)
         fixed = self._beta(case)
         beta = rule.beta if fixed is None else fixed
-        hat = self._settings(case.panel, case.line)["algorithm"]["name"] in rule.hat
+        hat = self.settings(case.panel, case.line)["algorithm"]["name"] in rule.hat
         return Hyper(_short(eta / beta) if hat else eta, beta)
 
     @property
     def title(self) -> str:
         """What the figure shows; at the smoke scale it shows only that everything runs."""
-        return f"{self.experiment.title}: tried on digits" if self.scale == "smoke" else self.experiment.title
+        tried = self.scale == "smoke" and not self.own
+        return f"{self.experiment.title}: tried on digits" if tried else self.experiment.title
 
     def value(self, panel: str, line: str, key: str) -> float:
         """Return a number of a panel's configuration; a cohort of all is the number of clients."""
-        sections = self._settings(panel, line)
-        section, _, name = key.partition(".")
-        value = sections[section][name]
-        return float(sections["data"]["clients"] if value == "all" else value)
+        sections = self.settings(panel, line)
+        value = _value(sections, key)
+        return float(_value(sections, "data.clients") if value == "all" else value)
 
     def grids(self) -> Grids:
         """Return the grids that are searched."""
@@ -178,40 +182,45 @@ class Plan:
 
     def _takes_part(self, panel: str, line: str) -> bool:
         """Return whether the algorithm is defined for the panel's cohort."""
-        sections = self._settings(panel, line)
-        cohort, clients = sections["run"].get("cohort"), sections["data"].get("clients")
-        return cohort in ("all", clients) or not find_algorithm(sections["algorithm"]["name"]).full_participation
+        sections = self.settings(panel, line)
+        cohort, clients = _value(sections, "run.cohort"), _value(sections, "data.clients")
+        return cohort in ("all", clients) or not algorithm_class(sections["algorithm"]["name"]).full_participation
 
     def _raw(self, panel: str, line: str, hyper: Hyper, seed: int) -> dict[str, Any]:
-        sections = self._settings(panel, line)
-        fields = self._fields(Case(panel, "", line))
+        sections = self.settings(panel, line)
+        fields = self.fields(Case(panel, "", line))
         given: dict[str, Any] = {"eta": hyper.eta, "beta": hyper.beta}
         if panel in self.experiment.decayed:
-            given["eta"] = f"cosine({hyper.eta:g}, {_short(hyper.eta / 100):g}, rounds={sections['run']['rounds']})"
+            given["eta"] = (
+                f"cosine({hyper.eta:g}, {_short(hyper.eta / 100):g}, rounds={_value(sections, 'run.rounds')})"
+            )
         if hyper.step is not None:
-            given["gamma"] = _short(hyper.step * hyper.eta * sections["run"]["local_steps"])
+            given["gamma"] = _short(hyper.step * hyper.eta * _value(sections, "run.local_steps"))
         given = {key: value for key, value in given.items() if value is not None}
         sections["algorithm"] = {
-            key: value for key, value in (sections["algorithm"] | given).items() if key in {"name", *fields}
+            key: value for key, value in (sections["algorithm"] | given).items() if key in {"name", "sha256", *fields}
         }
         more = {"run.seed": seed, "run.device": self.device, "data.data_dir": self.data_dir}
         return merged(sections, [(key, value) for key, value in more.items() if value is not None])
 
-    def _settings(self, panel: str, line: str) -> dict[str, Any]:
+    def settings(self, panel: str, line: str) -> dict[str, Any]:
+        """Return the configuration of a line in a panel, without its hyper-parameters from the grid."""
         layers: list[Changes] = [
             self.experiment.panels[panel], self.experiment.all_lines()[line], self.size.set,
             self.size.panels.get(panel, {}),
         ]  # fmt: skip
-        return merged(self.experiment.base, [item for layer in layers for item in layer.items()])
+        base: dict[str, dict[str, Any]] = {section: {} for section in Config.sections} | self.experiment.base
+        return merged(base, [item for layer in layers for item in layer.items()])
 
-    def _fields(self, case: Case) -> set[str]:
-        kind = find_algorithm(self._settings(case.panel, case.line)["algorithm"]["name"])
+    def fields(self, case: Case) -> set[str]:
+        """Return the hyper-parameters of a line's algorithm."""
+        kind = algorithm_class(self.settings(case.panel, case.line)["algorithm"]["name"])
         return {field.name for field in dataclasses.fields(kind)}
 
     def _beta(self, case: Case) -> float | None:
         """Return the beta that the experiment fixes; None if it is free, or there is none."""
-        fixed = self._settings(case.panel, case.line)["algorithm"].get("beta")
-        return None if fixed is None or "beta" not in self._fields(case) else float(fixed)
+        fixed = self.settings(case.panel, case.line)["algorithm"].get("beta")
+        return None if fixed is None or "beta" not in self.fields(case) else float(fixed)
 
 
 def name_of(kind: str, case: Case, hyper: Hyper, seed: int) -> str:
@@ -222,6 +231,12 @@ def name_of(kind: str, case: Case, hyper: Hyper, seed: int) -> str:
 def slug(text: str) -> str:
     """Turn a label into a file name."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def _value(sections: Mapping[str, Any], key: str) -> Any:
+    """Return a setting as it is set, or its default."""
+    section, _, name = key.partition(".")
+    return sections[section].get(name, SETTINGS[key].start)
 
 
 def _short(value: float) -> float:

@@ -4,7 +4,7 @@ import csv
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ LAST = 0.2
 DIGITS = 6
 """Digits of every number in a table."""
 
-CHANCE = 0.1
-"""Guessing one of ten labels: what a diverged run counts as, and where every run starts."""
+Chances = Mapping[str, float]
+"""The accuracy of guessing in every panel: what a diverged run counts as, and where every run starts."""
 
 TARGET_STEP = 0.005
 SERIOUS = 0.75
@@ -77,19 +77,20 @@ def megabytes(row: Row) -> float:
     return (row["bytes_down"] + row["bytes_up"]) / 1e6
 
 
-def measures(runs: Runs) -> list[Measure]:
+def measures(runs: Runs, chances: Chances) -> list[Measure]:
     """Measure every run; targets and budgets are those of its panel."""
-    goals = {trial.case[:2]: _goals(runs, trial.case) for trial in runs}
+    goals = {trial.case[:2]: _goals(runs, trial.case, chances[trial.case.panel]) for trial in runs}
     return [_measure(trial, run, goals[trial.case[:2]]) for trial, run in runs.items()]
 
 
 class _Goals(NamedTuple):
+    chance: float
     target: float
     gradients: float
     megabytes: float
 
 
-def _goals(runs: Runs, case: Case) -> _Goals:
+def _goals(runs: Runs, case: Case, chance: float) -> _Goals:
     """Return the target and budgets of a panel's runs.
 
     The target is where the weakest of its tuned lines ends, rounded down to half a percent, so that all can reach it;
@@ -107,6 +108,7 @@ def _goals(runs: Runs, case: Case) -> _Goals:
     weakest = min((mean for mean in means if mean >= SERIOUS * max(means)), default=1.0)
     spent = [rows[-1] for own, histories in sound.items() if own.protocol == case.protocol for rows in histories]
     return _Goals(
+        chance,
         math.floor(weakest / TARGET_STEP) * TARGET_STEP,
         min((row["gradients"] for row in spent), default=math.inf),
         min(map(megabytes, spent), default=math.inf),
@@ -114,7 +116,7 @@ def _goals(runs: Runs, case: Case) -> _Goals:
 
 
 def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
-    history = run.rows
+    history, chance = run.rows, goals.chance
     common: dict[str, Any] = {
         **trial.case._asdict(), **trial.hyper._asdict(), "seed": trial.seed, "diverged": run.diverged,
         "model": str((run.summary or {}).get(MODEL_HASH, ""))[:16], "target": goals.target,
@@ -123,12 +125,14 @@ def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
         spent = history[-1] if history else {"gradients": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
         never: dict[str, Any] = dict.fromkeys(("rounds_to", "gradients_to", "megabytes_to"), math.inf)
         return Measure(
-            **common, **never, accuracy=CHANCE, loss=math.inf, area=CHANCE, best=_best(history), at_gradients=CHANCE,
-            at_bytes=CHANCE, step_norm=None, rounds=run.diverged or 0, gradients=spent["gradients"],
-            megabytes=megabytes(spent),
+            **common, **never, accuracy=chance, loss=math.inf, area=chance, best=_best(history, chance),
+            at_gradients=chance, at_bytes=chance, step_norm=None, rounds=run.diverged or 0,
+            gradients=spent["gradients"], megabytes=megabytes(spent),
         )  # fmt: skip
-    rounds, accuracy = _line(history, lambda row: row["round"])
-    gradients, bytes_ = (_line(history, key)[0] for key in (lambda row: row["gradients"], megabytes))
+    rounds, gradients, bytes_ = (
+        [0.0, *map(spent, history)] for spent in (lambda row: row["round"], lambda row: row["gradients"], megabytes)
+    )
+    accuracy = [chance, *(row["test_accuracy"] for row in history)]  # it starts from guessing, at zero cost
     share = _reached(accuracy, goals.target)
     norms = [row["step_norm"] for row in history if "step_norm" in row]
     return Measure(
@@ -136,7 +140,7 @@ def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
         accuracy=final(history, "test_accuracy"),
         loss=final(history, "test_loss"),
         area=float(np.diff(rounds) @ (np.array(accuracy[1:]) + accuracy[:-1]) / 2 / rounds[-1]),
-        best=_best(history),
+        best=_best(history, chance),
         rounds_to=_at(rounds, share),
         gradients_to=_at(gradients, share),
         megabytes_to=_at(bytes_, share),
@@ -149,13 +153,8 @@ def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
     )
 
 
-def _best(history: list[Row]) -> float:
-    return max((row["test_accuracy"] for row in history), default=CHANCE)
-
-
-def _line(history: list[Row], spent: Callable[[Row], float]) -> tuple[list[float], list[float]]:
-    """Return the accuracy curve, which starts from guessing at zero cost."""
-    return [0.0, *map(spent, history)], [CHANCE, *(row["test_accuracy"] for row in history)]
+def _best(history: list[Row], chance: float) -> float:
+    return max((row["test_accuracy"] for row in history), default=chance)
 
 
 def _reached(accuracy: list[float], target: float) -> float:

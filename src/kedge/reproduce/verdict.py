@@ -1,4 +1,4 @@
-"""The verdict: what was run, the results, and what they say about the paper's claims; a page of Markdown."""
+"""The verdict: what was run, the results, and what they say about the claims; a page of Markdown."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ import torch
 
 from kedge.reproduce.claims import Difference, Finding
 from kedge.reproduce.plan import PROTOCOLS, Case, Grids, Hyper, Plan
-from kedge.reproduce.results import Measure
+from kedge.reproduce.results import Chances, Measure
 from kedge.reproduce.search import beyond
 
 NUMBERS = """\
@@ -18,7 +18,7 @@ between seeds. *Mean* is the mean accuracy of a run, starting from guessing: the
 accuracy at which the panel's weakest tuned line ends (of those that reach three quarters of the best), rounded down
 to half a percent; rounds, gradients and MB *to* it are interpolated linearly between evaluations, and the mean is
 over the runs that reach it. At equal gradients or bytes: the accuracy over the last fifth of what the cheapest line
-spends. *Step* is the mean of |x^{r+1} - x^r|. A diverged run counts as 10 %."""
+spends. *Step* is the mean of |x^{r+1} - x^r|."""
 
 READING = """\
 Runs of one seed share partition, initial model, cohorts and minibatches, so lines are compared seed by seed. Brackets
@@ -40,15 +40,17 @@ def write(
     measured: list[Measure],
     findings: Iterable[Finding],
     command: str,
+    chances: Chances,
 ) -> str:
     """Write the page."""
     experiment, tuning = plan.experiment, plan.size.tuning
+    shows = f" It shows {experiment.shows}." if experiment.shows else ""
+    unstated = f"- Unstated in the paper, and chosen here: {experiment.unstated or 'nothing'}.\n"
     parts = [
         f"# {plan.title}",
-        f"{experiment.figure[0].upper()}{experiment.figure[1:]}. It shows {experiment.shows}.",
+        f"{experiment.figure[0].upper()}{experiment.figure[1:]}.{shows}",
         f"- Command: `{command}`\n- Versions: kedge {version('kedge')}, torch {torch.__version__}\n"
-        f"- Scale: {plan.scale}. Reduced: {plan.size.reduced}.\n"
-        f"- Unstated in the paper, and chosen here: {experiment.unstated or 'nothing'}.\n"
+        f"- Scale: {plan.scale}. Reduced: {plan.size.reduced}.\n{'' if plan.own else unstated}"
         f"- Search: {budget(plan, grids)}, on {tuning.seeds} seed{'s' * (tuning.seeds > 1)} of their own, "
         f"in {tuning.rounds:.0%} of the rounds; the best by held-out {experiment.tuned.judge}.\n"
         "- `configs/` has the configuration of every line at its first seed; `kedge run FILE --seed N` repeats a run, "
@@ -56,6 +58,7 @@ def write(
         "![curves](figure.png)",
         "## Claims",
         *([f"**Not testable at this scale**: {plan.size.untestable}."] if plan.size.untestable else []),
+        *(["The experiment makes none."] if not experiment.claims else []),
         *(_finding(finding, said_of(experiment.beyond)) for finding in findings),
         READING,
         *([] if {"second", "finer"} <= set(plan.protocols) else [UNCHECKED]),
@@ -66,10 +69,16 @@ def write(
             if rows:
                 target = f"Target: {100 * rows[0].target:.1f} %."
                 parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), target, *_edges(grids, chosen, rows)]
-    parts += [NUMBERS, "![equal budgets](budgets.png)"]
+    parts += [f"{NUMBERS} A diverged run counts as {_guessing(chances)}.", "![equal budgets](budgets.png)"]
     if plan.scale == "smoke":
         parts.append("**This is the smoke scale: it shows that everything runs, and is evidence of nothing.**")
     return "\n\n".join(parts) + "\n"
+
+
+def _guessing(chances: Chances) -> str:
+    several = len(set(chances.values())) > 1
+    said = [f"{100 * chance:.3g} %" + f" ({panel})" * several for panel, chance in chances.items()]
+    return ", ".join(said if several else said[:1])
 
 
 def budget(plan: Plan, grids: Grids) -> str:

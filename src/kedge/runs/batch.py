@@ -165,16 +165,13 @@ def read_ended(path: Path, config: Config, *, models: bool = True) -> StoredRun 
     return run if at_the_end else replace(run, summary=dict(history[-1]))
 
 
-def rehearse(config: Config) -> bool:
-    """Load the data and prepare the first round, and play nothing: problems are reported before anything runs.
-
-    Returns whether layers are personal, so that only the clients' own models will be evaluated.
-    """
+def rehearse(config: Config) -> Simulation:
+    """Load the data and prepare the first round, and play nothing: problems are reported before anything runs."""
     run, problem = config.run, _problem(_Wanted(_key(config), config))
     method, settings, loss = algorithm_of(config), run.part(Settings), problem.loss
     simulation = Simulation(problem.model, problem.federation, method, settings, loss, run.device, run.engine, 1)
     simulation.close()
-    return simulation.is_personal
+    return simulation
 
 
 def _check_same(path: Path, config: Config) -> None:

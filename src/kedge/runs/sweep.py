@@ -251,7 +251,7 @@ class Sweep:
             entry = entry_of(config.data.dataset)
             if entry.known and entry.classes is None and self.plan.metric == "test_accuracy":
                 raise UsageError(f"metric is test_accuracy, but {config.data.dataset} has no accuracy; use test_loss")
-            if rehearse(config) and self.plan.metric.startswith("test_"):
+            if rehearse(config).is_personal and self.plan.metric.startswith("test_"):
                 raise UsageError(
                     f"metric is {self.plan.metric}, but with personal layers only the clients' own models are "
                     "evaluated; use clients_test_accuracy, with client_tests"
