@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 
 STATEFUL = [name for name, kind in kedge.ALGORITHMS.items() if len(kind(eta=0.1).init_client(torch.zeros(1)))]
 """The algorithms whose clients keep something."""

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.errors import UsageError
 from kedge.problem.datasets.cifar import read_binary, read_pickled
 from kedge.problem.datasets.mnist import read_idx

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import kedge.files
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from tests.broken import LONGER, Fault, Left, command, finish, progress
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 EXAMPLE = EXAMPLES / "fedprox_m.py"

@@ -93,3 +93,13 @@ def test_a_short_name_means_one_thing(name):
     ]
     assert len(classes) <= 1
     assert classes or name not in kedge.__all__
+
+
+def test_no_module_has_the_name_of_a_function_of_its_package():
+    for file in ROOT.rglob("__init__.py"):
+        modules = {path.stem for path in file.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                origin = ROOT.parent / node.module.replace(".", "/")
+                for name in {alias.asname or alias.name for alias in node.names} & modules:
+                    assert (origin / f"{name}.py").exists() or (origin / name).is_dir(), f"{file}: {name}"

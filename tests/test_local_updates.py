@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.errors import RunWarning
 from kedge.local_updates import LocalUpdate, norms
 from kedge.runs.config import check, resolved

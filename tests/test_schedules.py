@@ -10,7 +10,7 @@ import pytest
 
 import kedge
 from kedge import schedules
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.forming import formed
 from kedge.runs.config import algorithm_of, check, resolved, run_config
 from kedge.schedules import Schedule

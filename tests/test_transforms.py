@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.client import Client
 from kedge.keyed import PRIVACY, keyed
 from kedge.round import Question, Rounds, Total

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 
 QUICK = ["--rounds", "4", "--clients", "10", "--cohort", "3", "--local-steps", "2", "--set", "model.widths=[8]"]
 

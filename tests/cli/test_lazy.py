@@ -26,7 +26,7 @@ COMMANDS = [
 ]
 PROGRAM = """
 import sys
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 code = execute(sys.argv[1:])
 heavy = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "optuna"} & set(sys.modules)
 assert not heavy, heavy

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.reproduce.conduct import UnfinishedError
 
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.files import PART
 from kedge.runs import simulate
 from tests.faults import Left

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 
 QUICK = ["--rounds", "3", "--clients", "10", "--cohort", "3", "--local-steps", "2", "--set", "model.widths=[8]"]
 CHEAP = ["--rounds", "3", "--clients", "4", "--cohort", "2", "--local-steps", "2", "--dataset", "quadratics"]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 
 DIGITS = ["--rounds", "3", "--clients", "10", "--cohort", "3", "--local-steps", "2", "--set", "model.widths=[8]"]
 QUICK = [

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from docs.tables.settings import table
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.flower import node, warm
 from kedge.flower.agreement import Agreement, FlowerSettings
 from kedge.runs.config import check, resolved

@@ -66,7 +66,7 @@ def test_a_finished_run_stays_and_more_rounds_continue_it(world, caplog):
 
 
 def test_a_simulation_does_not_continue_a_federation(world, capsys):
-    from kedge.cli.main import execute
+    from kedge.cli.program import execute
 
     world.server(config("fedavg", world.path / "out", 1, 2)).run()
     assert execute(["resume", str(world.path / "out"), "--rounds", "3"]) == 2

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.report.lines import lines_of
 from kedge.report.page import write_report
 from kedge.runs.reader import StoredRun

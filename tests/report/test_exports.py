@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.report.exports import escaped
 from kedge.runs import model_export
 from tests.report.made import rows_of, write_comparison, write_run

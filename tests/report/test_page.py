@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.report.page import MARK, SCRIPTS, escaped, page
 from tests.report.made import write_comparison, write_run
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.report.watch import Followed, Server
 from tests.report.browser import CHROMIUM, chromium, opened, serious
 from tests.report.made import rows_of, write_comparison, write_run

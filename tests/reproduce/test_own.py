@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.own_code import Place, consent_ends
 from kedge.reproduce.conduct import UnfinishedError, conduct
 from kedge.reproduce.experiment import read_own

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.own_code import Place, consent_ends
 from kedge.runs.config import check
 

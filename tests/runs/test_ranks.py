@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.simulator.gather import divided
 from kedge.simulator.transport import mesh
 from tests.ranks import results

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.runs.live import StopWhen, Watch
 from tests.runs.test_resume import after, play
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.errors import RunWarning
 from kedge.files import locked
 from kedge.runs.live import StopWhen

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kedge
 from docs.tables import settings as page
 from kedge.cli import options
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.errors import UsageError
 from kedge.runs.config import check, resolved
 from kedge.runs.directory import to_toml

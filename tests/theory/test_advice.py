@@ -7,7 +7,7 @@ import pytest
 
 import kedge
 from kedge.cli.diagnose import command
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.theory import Measured, advise, try_rates
 from kedge.theory.measuring import At
 

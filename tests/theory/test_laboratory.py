@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.theory.laboratory import EXPERIMENTS, QUICK, Finding, Panel, Series
 from kedge.theory.laboratory.finding import fitted
 from kedge.theory.laboratory.playing import play

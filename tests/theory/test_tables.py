@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kedge
-from kedge.cli.main import execute
+from kedge.cli.program import execute
 from kedge.theory.tables import RATES
 
 BASE = kedge.theory.Constants(L=2, delta=3, sigma=1.5, zeta=0.7, G=4, clients=10, local_steps=8)

@@ -1,5 +1,5 @@
 """The command line."""
 
-from kedge.cli.main import main
+from kedge.cli.program import main
 
 __all__ = ["main"]

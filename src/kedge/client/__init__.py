@@ -4,7 +4,7 @@
 """
 
 from kedge.client.alone import Client
-from kedge.client.evaluate import Metric, check_metrics, evaluate, summarised
+from kedge.client.evaluation import Metric, check_metrics, evaluate, summarised
 from kedge.client.flat import FlatModule, convolves, frozen, views
 from kedge.client.steps import Autograd, ClientSteps, Gradients, Loss
 from kedge.client.trial import try_model

@@ -6,7 +6,7 @@ from kedge.problem.indices import ClientIndices
 from kedge.problem.load import load_federation
 from kedge.problem.models import MODELS, build_model, model_options, model_origin
 from kedge.problem.partition import PARTITIONS, PartitionStatistics, describe, split
-from kedge.problem.quadratics import Quadratics, quadratics
+from kedge.problem.quadratic import Quadratics, quadratics
 
 __all__ = [
     "DATASETS",

@@ -17,7 +17,7 @@ from kedge.algorithms import ALGORITHMS
 from kedge.errors import UsageError
 from kedge.own_code import SHA256
 from kedge.problem import Federation, model_origin
-from kedge.problem.quadratics import QuadraticModel, mean_output
+from kedge.problem.quadratic import QuadraticModel, mean_output
 from kedge.runs.settings import Config, RunSettings, SimulationSettings
 from kedge.schedules import Schedule
 

@@ -9,7 +9,7 @@ from kedge.checks import check_options, whole_seed
 from kedge.errors import UsageError, unknown
 from kedge.problem.datasets import cifar, digits, mnist, npz, synthetic
 from kedge.problem.datasets.base import DataSet, Entry, Progress, Source
-from kedge.problem.quadratics import quadratics
+from kedge.problem.quadratic import quadratics
 
 __all__ = ["DATASETS", "DataSet", "Entry", "Progress", "is_archive", "load_dataset"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 from torch import Tensor
 
-from kedge.problem.quadratics import Quadratics
+from kedge.problem.quadratic import Quadratics
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes received so far and, if the server says, the total."""
