@@ -23,7 +23,7 @@ from kedge.cli.program import execute
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "console")
-SHOWN = ("text", "toml", "sh")
+SHOWN = ("text", "toml", "ini", "yaml", "dockerfile", "sh")
 """Languages of blocks that are only shown: what a program prints, a file, and the commands of other programs."""
 
 CHEAPER = {

@@ -6,6 +6,7 @@ python -m tests.flower.processes             also kill -9 of the SuperLink, and 
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -23,6 +24,8 @@ from kedge.flower.checkpoint import FILE, Standing
 from kedge.flower.loopback import Loopback
 from kedge.runs.config import check, load_toml, run_config
 from kedge.runs.reader import read_rows, read_run
+
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
 KEYS = ("client-0", "client-1", "client-2", "stranger")
 
@@ -183,19 +186,12 @@ def lying_client(loop: Loopback) -> None:
 
 
 def certificates(place: Path) -> None:
-    """Make a certificate authority, a certificate for loopback and keys of SuperNodes: docs/deploy.md."""
+    """Make a certificate authority, a certificate for localhost and keys of SuperNodes, as docs/deploy.md says."""
     place.mkdir()
-    (place / "ext").write_text(
-        "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n"
-    )
-    for command in (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=kedge-test -keyout ca.key -out ca.crt "
-        "-addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign",
-        "openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr",
-        "openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile ext "
-        "-out server.pem",
-        *(f"ssh-keygen -q -t ecdsa -b 384 -N '' -f {name}" for name in KEYS),
-    ):
+    (made,) = re.findall(r"^openssl req -x509.*-out server.pem$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    made = made.replace("server.example.org", "localhost")
+    keys = (f"ssh-keygen -q -t ecdsa -b 384 -N '' -f {name}" for name in KEYS)
+    for command in (f"set -e\n{made}", *keys):
         subprocess.run(command, shell=True, check=True, cwd=place, capture_output=True)
 
 
