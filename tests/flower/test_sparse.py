@@ -1,10 +1,13 @@
 """Replies of TopK travel as places and values: as many bytes as they count, and nothing that is not what it says."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array
 
+import kedge
 from kedge.errors import UsageError
 from kedge.flower.arrays import OVERHEAD, Spec, read, written
 from tests.flower.grid import World, config, digits, mlp, vectors
@@ -32,6 +35,19 @@ def test_bytes_on_the_wire_are_those_that_count_and_the_bits_are_the_simulators(
     assert server.gather.received == count + OVERHEAD * (3 * opening + 4 * 2 * size)
     whole = server.moment.state.x.nbytes * (3 * opening + 4 * 2 * size)
     assert count < 0.5 * whole if "0.1" in transforms else count <= whole
+
+
+def test_the_statistics_of_batch_norm_count_in_the_same_way(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.rand(12, 3, 32, 32, generator=generator), torch.arange(12) % 3) for _ in range(3)]
+    model = partial(kedge.build_model, "resnet18", (3, 32, 32), 3, norm="batch", width=2)
+    world = World(tmp_path, kedge.Federation(data, data[0]), model)
+    server = world.server(config("fedavg", tmp_path / "out", 2, 3, run__reply_transforms="TopK(0.1)"))
+    server.run()
+    wanted = assert_equal(world, server)
+    assert torch.equal(server.moment.buffers, wanted.simulation.moment.buffers)
+    assert server.moment.bytes_up == wanted.history[-1]["bytes_up"]
+    assert server.gather.received == server.moment.bytes_up + OVERHEAD * 2 * 3 * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
