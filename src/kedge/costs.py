@@ -4,7 +4,7 @@ Nothing is declared, so nothing can disagree with the code: messages are broadca
 with a gradient function that only counts its calls, and the sizes are read off the result.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, MutableMapping, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ class Cost:
         return sum(e.full_passes for e in self.round if e.cohort != "first")
 
 
-def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: dict[str, Any]) -> dict[str, Any]:
+def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: MutableMapping[str, Any]) -> dict[str, Any]:
     """Return the fields of ``down`` that the round has not sent yet, and note them in ``sent``.
 
     A client keeps the messages of the current round, so a vector that has not been replaced since is not sent twice.

@@ -76,7 +76,7 @@ def local_steps(
         eta,
         count,
         only_direction=move if steps == 1 else None,
-        kept_mean_grad=None if total is None else total / count.clamp(min=1),
+        kept_mean_grad=None if total is None else total.div_(count.clamp(min=1)),
         kept_last_direction=direction if needs.last_direction else None,
     )
 

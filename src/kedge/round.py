@@ -9,10 +9,11 @@ federation.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -223,7 +224,10 @@ class Moment(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The sum of the replies that were heard, as `Rounds.summands` gives them, and who sent them."""
+    """The sum of the replies that were heard, as `Rounds.summands` gives them, and who sent them.
+
+    `Rounds` divides the sum of several replies in place: it must be nobody else's.
+    """
 
     values: Sequence[Tensor]
     heard: Sequence[int]
@@ -310,7 +314,7 @@ class Rounds:
         self, moment: Moment, exchanges: Sequence[AnyExchange], round: int, sampled: Sequence[int], gather: Gather,
         *, measured: bool = False,
     ) -> Moment:  # fmt: skip
-        sent: dict[str, Any] = {}
+        sent: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         silent: set[int] = set()  # whose reply was awaited in vain: they have no further part in this round
         for number, exchange in enumerate(exchanges):
             asked = range(len(self.sizes)) if exchange.cohort == "everyone" else sampled
@@ -318,16 +322,22 @@ class Rounds:
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
             question = self.question(moment, exchange, round, number)._replace(measured=measured)
-            new = fresh(exchange, question.down, sent)
-            message = [value for name, value in new.items() if round < 1 or (number, name) not in self._formed]
-            message += [moment.buffers] if exchange.effort(Effort(1)).steps else []
-            size = wire_size(message, moment.state.x.numel(), self.hidden)
+            size = self._size(question, moment.state.x.numel(), sent)
             moment = moment._replace(bytes_down=moment.bytes_down + len(asked) * size)
             if heard:
                 total = gather(question, sorted(heard))
                 silent |= set(heard) - set(total.heard)
+                question = question._replace(down=None)  # no longer needed, and perhaps as large as the model
                 moment = self.fold(moment, question, total)
         return moment
+
+    def _size(self, question: Question, parameters: int, sent: MutableMapping[str, Tensor]) -> int:
+        """Return the bytes of a question, of which clients know what was ``sent`` and is still the same object."""
+        place, exchange = question.number, question.exchange
+        new = fresh(exchange, question.down, sent)
+        message = [value for name, value in new.items() if question.round < 1 or (place, name) not in self._formed]
+        message += [question.buffers] if exchange.effort(Effort(1)).steps else []
+        return wire_size(message, parameters, self.hidden)
 
     @staticmethod
     def question(moment: Moment, exchange: AnyExchange, round: int, number: int) -> Question:
@@ -354,7 +364,9 @@ class Rounds:
     def mean(self, question: Question, total: Total) -> Any:
         """Return the mean reply."""
         *up, _, _ = total.values
-        return self.form(question.exchange).up(*(value / total.replies for value in up))
+        count = total.replies
+        parts = (value.div_(count) if count > 1 and value.is_floating_point() else value / count for value in up)
+        return self.form(question.exchange).up(*parts)
 
     def _transformed(self, question: Question, total: Total) -> Any:
         """Return the mean reply as the reply transforms leave it."""

@@ -22,7 +22,7 @@ from kedge.exchange import Effort, Exchange
 from kedge.local_updates import Chain, LocalUpdate, in_steps, text
 from kedge.probe import check_rules, check_update
 from kedge.settings import Settings
-from kedge.transforms import Place, Privacy, ReplyTransform, named
+from kedge.transforms import Place, Privacy, ReplyTransform, is_sparse, named
 
 if TYPE_CHECKING:
     from kedge.round import Question
@@ -117,7 +117,7 @@ class Rules:
     @property
     def sparse(self) -> bool:
         """Whether replies are mostly zeros."""
-        return any(transform.sparse for transform in self.settings.reply_transforms or ())
+        return is_sparse(self.settings.reply_transforms)
 
     @staticmethod
     def trains(exchange: AnyExchange) -> bool:

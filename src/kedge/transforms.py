@@ -78,9 +78,18 @@ class ReplyTransform:
         """Return what a client sends instead of the vectors ``up`` of its reply, and what it keeps of ``kept``."""
         return up, kept
 
+    def most(self, size: int, round: int) -> int:
+        """Return how many numbers of a vector of ``size`` it may leave different from zero."""
+        return size
+
     def server(self, mean: "Vectors", replies: int, at: Place) -> "Vectors":
         """Return what the server folds instead of the mean of so many replies."""
         return mean
+
+
+def is_sparse(transforms: Sequence[ReplyTransform] | None) -> bool:
+    """Whether these transforms leave replies that are mostly zeros."""
+    return any(transform.sparse for transform in transforms or ())
 
 
 def named(kind: str, field: str) -> str:
@@ -108,6 +117,10 @@ class TopK(ReplyTransform):
         """Return a residual of zeros for every vector."""
         return {f"residual_{field}": 0 * x for field in fields}
 
+    def most(self, size: int, round: int) -> int:
+        """Return the share of them; before the first round, all."""
+        return size if round < 0 else max(1, math.ceil(self.share * size))
+
     def client(self, up: "Vectors", kept: "Vectors", at: Place) -> "tuple[Vectors, Vectors]":
         """Send the largest numbers and keep the others."""
         if at.round < 0:
@@ -118,7 +131,7 @@ class TopK(ReplyTransform):
             if residual not in kept:
                 raise UsageError(f"round {at.round} sends {field} in {at.kind}, but none of the first rounds did")
             whole = vector + kept[residual]
-            places = whole.abs().topk(max(1, math.ceil(self.share * len(whole)))).indices
+            places = whole.abs().topk(self.most(len(whole), at.round)).indices
             sent[field] = (0 * whole).index_copy_(0, places, whole[places])
             rest[residual] = whole - sent[field]
         return sent, rest

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import kedge
+from kedge.client import FlatModule
 from kedge.flower.agreement import Agreement
 from kedge.flower.client import client_app
 from kedge.flower.server import Server
@@ -82,7 +83,10 @@ class LocalGrid(Grid):
         return identity
 
     def _answer(self, node: int, message: Message) -> Message:
-        return self.app(message, self.contexts[node])
+        content = dict(message.content)
+        reply = self.app(message, self.contexts[node])
+        message.content.update(content)  # the client has taken the vectors out; the message may be delivered again
+        return reply
 
     def pull_messages(self, message_ids: Any) -> Any:
         return [self.replies.pop(identity) for identity in message_ids if identity in self.replies]
@@ -201,7 +205,8 @@ class World:
 
         tag = server.versions.now.get(number, "")
         if not tag:
-            return server._agreed.algorithm.init_client(server._flat.initial)._asdict()
+            flat = FlatModule(self.model(), torch.device("cpu"))
+            return server._agreed.algorithm.init_client(flat.initial)._asdict()
         (file,) = (self.path / f"disk-{number}").glob(f"*/client-{number}/state/{tag}.safetensors")
         return load_file(file)
 

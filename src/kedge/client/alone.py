@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from kedge.client.evaluation import evaluate
 from kedge.client.flat import FlatModule, convolves
 from kedge.client.steps import Autograd, ClientSteps, Loss
 from kedge.client.trial import try_model
@@ -81,6 +82,16 @@ class Client:
     def entered(self, x: Tensor, state: Any) -> Tensor:
         """Return the server's ``x`` as the client sees it, with its personal layers."""
         return self._rules.entered(x, state._asdict())
+
+    def evaluated(self, x: Tensor, buffers: Tensor, loss: Loss, features: Input, labels: Tensor) -> dict[str, float]:
+        """Return the metrics of a model with these parameters and buffers on other samples."""
+        self._flat.bind(x)
+        self._flat.buffers.copy_(buffers)
+        return evaluate(self._flat.module, loss, features, labels)
+
+    def release(self) -> None:
+        """Let go of the model's own parameters, since questions bring others: `initial` keeps only their form."""
+        self._flat.release()
 
     def answer(self, question: Question, state: Any) -> Reply:
         """Answer from a state; the reply proposes the next one."""

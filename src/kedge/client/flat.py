@@ -50,7 +50,11 @@ class FlatModule:
             buffer.data = view
         self._others = {name: (b, b.clone()) for name, b in self.module.named_buffers() if b.dtype != dtype}
         self._bound = self.initial.new_empty(0)
-        self.bind(self.initial.clone())
+        self.bind(self.initial)
+
+    def release(self) -> None:
+        """Let go of the initial parameters, for whoever binds another point next: `initial` keeps only their form."""
+        self.initial = self.initial.to("meta")
 
     def enter(self, buffers: Tensor) -> None:
         """Start a client's training from the server's buffers; what is not averaged starts afresh at every client."""

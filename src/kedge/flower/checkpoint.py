@@ -12,8 +12,9 @@ from torch import Tensor
 
 from kedge.errors import UsageError
 from kedge.files import make_directory, refuse_link
+from kedge.flower.arrays import Spec
 from kedge.flower.stream import write_tensors
-from kedge.flower.wire import Spec, Tag
+from kedge.flower.wire import Tag
 from kedge.round import Moment
 
 FILE = "federation.safetensors"
@@ -84,4 +85,4 @@ def _named(moment: Moment) -> dict[str, Tensor]:
 
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {name: Spec(tuple(value.shape), value.dtype) for name, value in tensors.items()}
+    return {name: Spec.of(value) for name, value in tensors.items()}

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.checks import tensor
-from kedge.client import Client, FlatModule, Loss, evaluate
+from kedge.client import Client, Loss
 from kedge.errors import UsageError, shown
 from kedge.exchange import Effort
 from kedge.flower.agreement import Agreement
+from kedge.flower.arrays import Spec
 from kedge.flower.secret import noise_of, noise_seed
 from kedge.flower.versions import FRESH, Messages, Versions
 from kedge.flower.wire import (
@@ -26,7 +27,6 @@ from kedge.flower.wire import (
     Layouts,
     Present,
     Refused,
-    Spec,
     Told,
     about,
     names,
@@ -35,6 +35,7 @@ from kedge.flower.wire import (
     unpack_buffers,
 )
 from kedge.round import OPENING, AnyAlgorithm, AnyExchange, Question
+from kedge.transforms import is_sparse
 
 Data = tuple[Any, Any]
 """Samples and labels."""
@@ -78,10 +79,8 @@ def client_app(
         def told() -> RecordDict:
             agreed = Agreement.read(context.run_config, algorithm)
             test = load_test(context) if load_test is not None and agreed.flower.eval_clients else None
-            module = made(model, context)
-            return Desk(agreed, module, load_data(context), test, loss or cross_entropy, context).answer(
-                message.content
-            )
+            desk = Desk(agreed, lambda: made(model, context), load_data(context), test, loss or cross_entropy, context)
+            return desk.answer(message.content)
 
         return Message(_guarded(told), reply_to=message)
 
@@ -134,9 +133,10 @@ class Desk:
     """One client, for one message."""
 
     def __init__(
-        self, agreed: Agreement, model: nn.Module, data: Data, test: Data | None, loss: Loss, context: Context
-    ) -> None:
-        self._agreed, self._model, self._data, self._test, self._loss = agreed, model, data, test, loss
+        self, agreed: Agreement, make: Callable[[], nn.Module], data: Data, test: Data | None, loss: Loss,
+        context: Context,
+    ) -> None:  # fmt: skip
+        self._agreed, self._make, self._data, self._test, self._loss = agreed, make, data, test, loss
         self._context = context
 
     def answer(self, content: RecordDict) -> RecordDict:
@@ -149,15 +149,16 @@ class Desk:
         exchange = exchanges[asked.exchange]
         home = _home(self._context, asked)
         client = Client(
-            asked.client, self._model, *self._data, agreed.algorithm, agreed.settings, self._loss,
+            asked.client, self._make(), *self._data, agreed.algorithm, agreed.settings, self._loss,
             noise_seed=noise_of(noise_seed(home), asked.tag) if agreed.settings.reply_transforms else None,
         )  # fmt: skip
         versions = Versions(home / "state")
         state = client.initial_state()
         if asked.base != FRESH:
             state = type(state)(**versions.load(asked.base, _forms(state)))
+        client.release()
         more = asked.exchange + 1 < len(exchanges)
-        down = self._down(content, asked, exchange, client.initial, Messages(home / "round"), more)
+        down = self._down(content, asked, exchange, Spec.of(client.initial), Messages(home / "round"), more)
         trained = bool(exchange.effort(Effort(1)).steps)
         buffers = unpack_buffers(content, client.buffers) if trained else client.buffers.clone()
         metrics = self._evaluated(client, state, down, buffers) if asked.evaluate else {}
@@ -165,7 +166,8 @@ class Desk:
         if len(state):
             versions.save(asked.tag, reply.state._asdict(), {asked.base, asked.keep})
         told = Told(client=asked.client, tag=asked.tag, gradients=float(reply.gradients), **metrics)
-        return pack(told, reply.up._asdict(), reply.buffers if trained else None)
+        sparse = is_sparse(agreed.settings.reply_transforms)
+        return pack(told, reply.up._asdict(), reply.buffers if trained else None, sparse=sparse)
 
     def _check(self, asked: Asked) -> None:
         own, agreed = _number(self._context), self._agreed
@@ -180,7 +182,7 @@ class Desk:
         return algorithm.opening() if round == OPENING else algorithm.exchanges(round, self._agreed.settings.seed)
 
     def _down(
-        self, content: RecordDict, asked: Asked, exchange: AnyExchange, x: Tensor, messages: Messages, more: bool
+        self, content: RecordDict, asked: Asked, exchange: AnyExchange, x: Spec, messages: Messages, more: bool
     ) -> Any:
         """Put the message together from what came now and what the round had sent before."""
         forms = Layouts.of(self._agreed.algorithm, exchange, x).down
@@ -188,7 +190,7 @@ class Desk:
         fields = unpack(content, {name: forms[name] for name in here})
         earlier = messages.load(asked.attempt) if more or len(fields) < len(forms) else {}
         for name in forms.keys() - fields.keys():
-            if name not in earlier or _form(earlier[name]) != forms[name]:
+            if name not in earlier or Spec.of(earlier[name]) != forms[name]:
                 raise UsageError(f"the question lacks {name}, which this round has not told this client")
         if more:
             messages.save(asked.attempt, earlier | fields)
@@ -199,19 +201,14 @@ class Desk:
         """Evaluate the model that came, with the client's personal layers, on its own test data."""
         if self._test is None or "x" not in down._fields:
             return {}
-        flat = FlatModule(self._model, torch.device("cpu"))
         features, labels = tensor(self._test[0], "the test features"), tensor(self._test[1], "the test labels")
         features = features.to(down.x.dtype) if features.is_floating_point() else features
-        found = evaluate(flat.exported(client.entered(down.x, state), buffers), self._loss, features, labels)
+        found = client.evaluated(client.entered(down.x, state), buffers, self._loss, features, labels)
         finite = {f"test_{name}": value for name, value in found.items() if math.isfinite(value)}
         return finite | {"test_samples": len(labels)}
-
-
-def _form(value: Tensor) -> Spec:
-    return Spec(tuple(value.shape), value.dtype)
 
 
 def _forms(state: Any) -> Layout:
     if not len(state):
         raise UsageError("the question names a version of a state, but the algorithm's clients have none")
-    return {name: _form(value) for name, value in state._asdict().items()}
+    return {name: Spec.of(value) for name, value in state._asdict().items()}

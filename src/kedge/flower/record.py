@@ -14,6 +14,7 @@ from kedge.client import FlatModule, Loss, evaluate, summarised
 from kedge.errors import FailedRunError
 from kedge.files import cut
 from kedge.flower.agreement import Agreement
+from kedge.flower.arrays import all_finite
 from kedge.flower.client import Data
 from kedge.flower.wire import Told
 from kedge.round import Moment
@@ -76,7 +77,6 @@ class Record:
             return {}
         row: Row = {"round": moment.round}
         if self._test is not None:
-            self._flat.bind(moment.state.x)
             self._flat.buffers.copy_(moment.buffers)
             found = evaluate(self._flat.module, self._loss, *self._test)
             row |= {f"test_{name}": value for name, value in found.items() if math.isfinite(value)}
@@ -92,14 +92,16 @@ class Record:
 
     def check(self, moment: Moment) -> None:
         """End a run whose model is no longer finite."""
-        if not moment.state.x.isfinite().all():
+        if not all_finite(moment.state.x):
             self.directory.write_summary(self._summary() | {"diverged_in_round": moment.round})
             name, eta = type(self._agreed.algorithm).__name__, self._agreed.algorithm.eta
             raise FailedRunError(f"{name} diverged in round {moment.round}; the likely cause is eta, which is {eta:g}")
 
     def finish(self, moment: Moment) -> None:
         """Write the model and the summary."""
-        written = self.directory.write_model(self._flat.exported(moment.state.x, moment.buffers).state_dict())
+        self._flat.bind(moment.state.x)
+        self._flat.buffers.copy_(moment.buffers)
+        written = self.directory.write_model(self._flat.module.state_dict())
         self.directory.write_summary(self._summary() | self._last | written)
 
     def _summary(self) -> dict[str, object]:

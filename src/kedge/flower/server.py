@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from kedge.client import FlatModule, Loss
 from kedge.errors import FailedRunError, UsageError
 from kedge.flower.agreement import Agreement
+from kedge.flower.arrays import Spec
 from kedge.flower.checkpoint import Checkpoint, Standing
 from kedge.flower.client import Data, MakeModel, made
 from kedge.flower.fleet import Fleet
@@ -137,12 +138,14 @@ class Server:
                 )
             if standing.generation < agreed.flower.generation:
                 self._start_anew(begin(self.moment.state.x, self.moment.buffers))
+        self._flat.bind(self.moment.state.x)
+        self._flat.release()
         self._epoch = epoch
         self.versions.settle()
         self.fleet = Fleet(self._grid, agreed.clients, names, sizes)
         identity = f"{agreed.flower.experiment}.{self._identity}"
         self.gather = Gatherer(
-            self._grid, self.fleet, agreed, self._rounds, self._flat.initial, identity, epoch, self.versions,
+            self._grid, self.fleet, agreed, self._rounds, Spec.of(self.moment.state.x), identity, epoch, self.versions,
             self._sleep,
         )  # fmt: skip
         return self._record.begin(self.moment, seconds)
@@ -199,6 +202,7 @@ class Server:
         round, began = self.moment.round, time.monotonic()
         before = self.moment.state.x
         self.moment = self._played(self._cohort(round), opening=False)
+        self._flat.bind(self.moment.state.x)
         row = self._record.add(self.moment, before, self.gather.metrics)
         self._record.check(self.moment)  # before it is saved: the last checkpoint stays finite
         self._save()

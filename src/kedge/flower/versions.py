@@ -15,8 +15,9 @@ from torch import Tensor
 
 from kedge.errors import UsageError
 from kedge.files import make_directory, read, remove
+from kedge.flower.arrays import Spec
 from kedge.flower.stream import write_tensors
-from kedge.flower.wire import Layout, Spec
+from kedge.flower.wire import Layout
 
 FRESH = ""
 """The tag of a client that has not taken part yet."""
@@ -45,7 +46,7 @@ class Versions:
             raise LostStateError(f"it has lost its state: there is no {path}") from None
         except safetensors.SafetensorError as error:
             raise LostStateError(f"it has lost its state: {path} cannot be read: {error}") from None
-        if {name: Spec(tuple(value.shape), value.dtype) for name, value in found.items()} != dict(forms):
+        if {name: Spec.of(value) for name, value in found.items()} != dict(forms):
             raise LostStateError(f"it has lost its state: {path} holds other vectors than the algorithm's")
         return found
 

@@ -3,12 +3,9 @@
 Nothing that arrives is unpickled, and its size is compared with what is expected before anything is allocated.
 """
 
-import io
-import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,13 +14,11 @@ from torch import Tensor
 from kedge.costs import trace
 from kedge.errors import UsageError, shown
 from kedge.exchange import Effort
+from kedge.flower.arrays import Most, Spec, read, written
 from kedge.round import AnyAlgorithm, AnyExchange
 
 ABOUT, FIELDS, BUFFERS = "about", "fields", "buffers"
 """The records of a message."""
-
-OVERHEAD = 128
-"""The bytes that a vector needs in addition to its numbers: the header of numpy's format."""
 
 SENTENCE = 500
 """The most characters of a reason."""
@@ -83,18 +78,7 @@ class Present(BaseModel):
 
 
 Record = TypeVar("Record", bound=BaseModel)
-
-
-class Spec(NamedTuple):
-    """The form of a vector."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        """The size of its numbers."""
-        return math.prod(self.shape) * self.dtype.itemsize
+Kind = TypeVar("Kind", ArrayRecord, ConfigRecord)
 
 
 Layout = Mapping[str, Spec]
@@ -108,104 +92,91 @@ class Layouts(NamedTuple):
     up: Layout
 
     @classmethod
-    def of(cls, algorithm: AnyAlgorithm, exchange: AnyExchange, x: Tensor) -> "Layouts":
-        """Find them by running the rules on a tiny vector; ``x`` gives the size and the dtype."""
+    def of(cls, algorithm: AnyAlgorithm, exchange: AnyExchange, x: Spec) -> "Layouts":
+        """Find them by running the rules on a tiny vector; ``x`` is the form of the model."""
         tiny, algorithm = torch.zeros(2, dtype=x.dtype), algorithm.at(0)
         server, client = algorithm.init_server(tiny), algorithm.init_client(tiny)
         up = trace(algorithm, exchange, server, client, Effort(steps=1), {}).up
         return cls(layout(exchange.broadcast(server), tiny, x), layout(up, tiny, x))
 
 
-def layout(values: Any, tiny: Tensor, x: Tensor) -> Layout:
+def layout(values: Any, tiny: Tensor, x: Spec) -> Layout:
     """Return the forms of a NamedTuple that was made of ``tiny`` as they are for ``x``."""
     return {
-        name: Spec(tuple(x.shape) if value.shape == tiny.shape else tuple(value.shape), value.dtype)
+        name: Spec(x.shape if value.shape == tiny.shape else tuple(value.shape), value.dtype)
         for name, value in values._asdict().items()
     }
 
 
-def pack(about: BaseModel, fields: Mapping[str, Tensor], buffers: Tensor | None = None) -> RecordDict:
-    """Return a message."""
+def pack(
+    about: BaseModel, fields: Mapping[str, Tensor], buffers: Tensor | None = None, *, sparse: bool = False
+) -> RecordDict:
+    """Return a message; if ``sparse``, its vectors are places and values where these are smaller."""
     values = {name: value for name, value in about.model_dump().items() if value is not None}
     records = RecordDict({ABOUT: ConfigRecord(values)})
     if fields:
-        records[FIELDS] = ArrayRecord({name: Array(value.contiguous()) for name, value in fields.items()})
+        records[FIELDS] = ArrayRecord({name: written(value, sparse=sparse) for name, value in fields.items()})
     if buffers is not None and buffers.numel():
-        records[BUFFERS] = ArrayRecord({BUFFERS: Array(buffers)})
+        records[BUFFERS] = ArrayRecord({BUFFERS: written(buffers, sparse=sparse)})
     return records
 
 
 def payload(records: RecordDict) -> int:
     """Return the bytes of a message's vectors."""
-    return sum(len(array.data) for record in records.array_records.values() for array in record.values())
+    return sum(len(array.data) for record in _of(ArrayRecord, records).values() for array in record.values())
+
+
+def _of(kind: type[Kind], records: RecordDict) -> dict[str, Kind]:
+    """Return the records of a kind; Flower's own views of them are cycles, which keep a message's vectors in memory."""
+    return {name: record for name, record in records.items() if isinstance(record, kind)}
 
 
 def about(records: RecordDict, kind: type[Record]) -> Record:
     """Return what a message says about itself."""
-    _check_records(records)
+    found = _of(ConfigRecord, records).get(ABOUT)
+    if strange := set(records) - {ABOUT, FIELDS, BUFFERS}:
+        raise UsageError(f"a message has a record {shown(min(strange))}, but only {ABOUT}, {FIELDS} and {BUFFERS}")
+    if found is None or {FIELDS, BUFFERS} & set(records) - set(_of(ArrayRecord, records)):
+        raise UsageError("a message has records of other kinds than it must have")
     try:
-        return kind.model_validate(dict(records.config_records[ABOUT]))
+        return kind.model_validate(dict(found))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])[:60]
         raise UsageError(f"a message is malformed: {place}: {first['msg'][:100]}") from None
 
 
-def _check_records(records: RecordDict) -> None:
-    if strange := set(records) - {ABOUT, FIELDS, BUFFERS}:
-        raise UsageError(f"a message has a record {shown(min(strange))}, but only {ABOUT}, {FIELDS} and {BUFFERS}")
-    if ABOUT not in records.config_records or {FIELDS, BUFFERS} & set(records) - set(records.array_records):
-        raise UsageError("a message has records of other kinds than it must have")
-
-
 def refusal(records: RecordDict) -> str | None:
     """Return why a client did not answer; None if it did."""
-    record = records.config_records.get(ABOUT)
+    record = _of(ConfigRecord, records).get(ABOUT)
     return about(records, Refused).refused if record is not None and "refused" in record else None
 
 
 def names(records: RecordDict) -> list[str]:
     """Return which vectors a message has."""
-    return list(records.array_records[FIELDS]) if FIELDS in records.array_records else []
+    return list(_of(ArrayRecord, records).get(FIELDS, ()))
 
 
-def unpack(records: RecordDict, forms: Layout, record: str = FIELDS) -> dict[str, Tensor]:
-    """Return the vectors of a message, which must be these and have these forms, and finite numbers."""
-    found: Mapping[str, Array] = records.array_records.get(record, {})
+def unpack(records: RecordDict, forms: Layout, record: str = FIELDS, most: Most | None = None) -> dict[str, Tensor]:
+    """Take the vectors out of a message, which must be these and have these forms, and finite numbers.
+
+    The message loses them, so that they are not in memory twice. With ``most`` they may be places and values.
+    """
+    arrays = records.pop(record, None)
+    found: dict[str, Array] = dict(arrays) if isinstance(arrays, ArrayRecord) else {}
+    del arrays
     if set(found) != set(forms):
         raise UsageError(f"a message has the vectors {_listed(found)}, but must have {_listed(forms)}")
-    return {name: _read(name, found[name], form) for name, form in forms.items()}
+    return {name: read(name, found.pop(name), form, most) for name, form in forms.items()}
 
 
-def unpack_buffers(records: RecordDict, like: Tensor) -> Tensor:
-    """Return the buffers of a message."""
+def unpack_buffers(records: RecordDict, like: Tensor, *, sparse: bool = False) -> Tensor:
+    """Take the buffers out of a message."""
     if not like.numel():
         unpack(records, {}, BUFFERS)
         return like
-    return unpack(records, {BUFFERS: Spec(tuple(like.shape), like.dtype)}, BUFFERS)[BUFFERS]
+    return unpack(records, {BUFFERS: Spec.of(like)}, BUFFERS, (lambda size: size) if sparse else None)[BUFFERS]
 
 
 def _listed(names: Iterable[str]) -> str:
     return shown(sorted(names)) if names else "none"
-
-
-def _read(name: str, array: Array, form: Spec) -> Tensor:
-    if not isinstance(array.data, bytes) or not form.bytes < len(array.data) <= form.bytes + OVERHEAD:
-        raise UsageError(f"{name} has {len(array.data)} bytes, but must have {form.bytes} and a header")
-    stream = io.BytesIO(array.data)
-    try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError("the version of its format")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except ValueError:
-        raise UsageError(f"{name} is not an array in numpy's format 1.0") from None
-    wanted = torch.empty(0, dtype=form.dtype).numpy().dtype
-    if shape != form.shape or dtype != wanted:
-        raise UsageError(f"{name} is {shown(shape)} {dtype}, but must be {form.shape} {wanted}")
-    if len(array.data) - stream.tell() != form.bytes:
-        raise UsageError(f"{name} has {len(array.data) - stream.tell()} bytes, but must have {form.bytes}")
-    numbers = np.frombuffer(array.data, dtype, offset=stream.tell()).reshape(shape)
-    value = torch.from_numpy(numbers.copy())
-    if not torch.isfinite(value).all():
-        raise UsageError(f"{name} has a number that is not finite")
-    return value
