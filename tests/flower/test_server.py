@@ -183,6 +183,19 @@ def test_clients_with_names_get_numbers_that_last(world):
     assert again.fleet.names == server.fleet.names
 
 
+def test_nodes_of_flowers_simulation_are_clients(world):
+    wanted = config("scaffold-m", world.path / "out", 2, 2, flower__state_dir=str(world.path / "states"))
+    grid = world.grid(wanted)
+    for number, context in enumerate(grid.contexts.values()):
+        context.node_config = {"partition-id": number, "num-partitions": 3}
+    number_of = kedge.flower.client_number
+    grid.app = kedge.flower.client_app(mlp, lambda context: world.federation.client(number_of(context)))
+    server = world.server(wanted, grid=grid)
+    server.run()
+    assert torch.equal(server.moment.state.x, simulated(world, server).server["x"])
+    assert len(list((world.path / "states").glob("*/client-*/state"))) == 3
+
+
 def test_clients_evaluate_the_model_they_receive_at_no_extra_exchange(world):
     wanted = config("scaffold-m", world.path / "out", 4, 3, flower__eval_clients=True, run__eval_every=2)
     grid = world.grid(wanted)

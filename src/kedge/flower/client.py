@@ -122,8 +122,10 @@ def _number(context: Context) -> int:
     return int(value)
 
 
-def _home(context: Context, asked: Asked) -> Path:
+def _home(context: Context, agreed: Agreement, asked: Asked) -> Path:
     place = context.node_config.get("state-dir")
+    if place is None and "num-partitions" in context.node_config:  # a node of Flower's simulation, on the server's disk
+        place = agreed.flower.state_dir
     if not isinstance(place, str) or not place:
         raise UsageError("the node config has no state-dir, where this client's state is kept")
     return Path(place) / asked.experiment / f"client-{asked.client}"
@@ -147,7 +149,7 @@ class Desk:
         if asked.exchange >= len(exchanges):
             raise UsageError(f"exchange is {asked.exchange}, but round {asked.round} has {len(exchanges)}")
         exchange = exchanges[asked.exchange]
-        home = _home(self._context, asked)
+        home = _home(self._context, agreed, asked)
         client = Client(
             asked.client, self._make(), *self._data, agreed.algorithm, agreed.settings, self._loss,
             noise_seed=noise_of(noise_seed(home), asked.tag) if agreed.settings.reply_transforms else None,
