@@ -65,7 +65,8 @@ class FlowerSettings(Section):
         None, "Drop a reply whose norm is this many robust deviations above the median of the exchange.", above=0
     )
     state_dir: str | None = _set(
-        None, "Where the nodes of Flower's own simulation keep their state; real nodes have a state-dir in their node config."
+        None,
+        "Where the nodes of Flower's own simulation keep their state; real nodes have a state-dir in their node config.",
     )
     eval_clients: bool = _set(False, "Let the cohort evaluate the model it receives on its own test data.")
 
