@@ -10,7 +10,7 @@ from tests.blocks import PAGES, ROOT, RUN, SHOWN, blocks, commands, run_page
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 NOT_RUN = {
-    ("step-or-momentum.md", "a figure takes minutes to days"),
+    ("docs/step-or-momentum.md", "a figure takes minutes to days"),
     ("CONTRIBUTING.md", "it installs packages"),
     ("README.md", "it installs packages"),
     ("docs/distributed.md", "it needs two machines"),

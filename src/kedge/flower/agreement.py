@@ -66,7 +66,7 @@ class FlowerSettings(Section):
     )
     state_dir: str | None = _set(
         None,
-        "Where the nodes of Flower's own simulation keep their state; real nodes have a state-dir in their node config.",
+        "Where nodes of Flower's own simulation keep their state; real nodes have a state-dir in their node config.",
     )
     eval_clients: bool = _set(False, "Let the cohort evaluate the model it receives on its own test data.")
 
