@@ -24,8 +24,7 @@ def main() -> None:
         if not {line for pair in PAIRS for line in pair} <= set(experiment.all_lines()):
             continue
         claim = Claim(text="", pairs=PAIRS, metric="rounds")
-        _, found = judged(experiment.model_copy(update={"claims": [claim], "judged": ["tuned"]}), RESULTS)
-        for finding in found:
+        for _, finding in judged(experiment.model_copy(update={"claims": [claim], "judged": ["tuned"]}), RESULTS):
             row = {
                 each.name.partition(" over ")[0]: tuple(map(math.exp, (each.interval[0], each.mean, each.interval[1])))
                 for each in finding.differences

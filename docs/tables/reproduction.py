@@ -47,8 +47,7 @@ def claims(results: Path, *, beyond: bool) -> str:
     rows = [["figure", "claim", "panel", "measured", "verdict", "scale"], ["---"] * 6]
     for experiment in map(load, names()):
         if experiment.beyond == beyond:
-            scale, found = judged(experiment, results)
-            rows += [_row(experiment, scale, finding) for finding in found]
+            rows += [_row(experiment, scale, finding) for scale, finding in judged(experiment, results)]
     return _table(rows)
 
 
@@ -57,10 +56,10 @@ def summary(results: Path) -> str:
     rows = [["the paper says", "here"], ["---"] * 2]
     for experiment in map(load, names()):
         if not experiment.beyond:
-            _, found = judged(experiment, results)
+            found = judged(experiment, results)
             for claim in experiment.claims:
                 told: dict[str, list[str]] = {}
-                for finding in found:
+                for _, finding in found:
                     if finding.claim is claim:
                         told.setdefault(finding.verdict, []).append(finding.where or experiment.figure)
                 said = "; ".join(f"**{word}** in {', '.join(places)}" for word, places in told.items())
@@ -74,14 +73,16 @@ def unstated() -> str:
     return _table([*rows, *([e.figure, e.unstated] for e in map(load, names()) if not e.beyond)])
 
 
-def judged(experiment: Experiment, results: Path) -> tuple[str, list[Finding]]:
-    """Return the best scale that was run, or else laptop, and what it says about the claims."""
-    for scale in (scale for scale in SHOWN if scale in experiment.scales):
-        measured = measures_of(results, experiment.name, scale)
-        if measured or scale == SHOWN[-1]:
-            break
-    look = partial(measures_of, results, scale=scale)
-    return scale, findings(experiment, measured or [], look, experiment.scales[scale].untestable)
+def judged(experiment: Experiment, results: Path) -> list[tuple[str, Finding]]:
+    """Return what is said about every claim in every panel, at the best scale at which that was run, or else laptop."""
+    scales = [scale for scale in SHOWN if scale in experiment.scales]
+    columns = []
+    for scale in scales:
+        measured = measures_of(results, experiment.name, scale) or []
+        look = partial(measures_of, results, scale=scale)
+        untestable = experiment.scales[scale].untestable
+        columns.append([(scale, each) for each in findings(experiment, measured, look, untestable)])
+    return [next((each for each in row if each[1].differences), row[-1]) for row in zip(*columns, strict=True)]
 
 
 def _row(experiment: Experiment, scale: str, finding: Finding) -> list[str]:

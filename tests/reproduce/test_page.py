@@ -66,3 +66,20 @@ def test_results_fill_the_page_and_smoke_does_not(tmp_path, monkeypatch):
     shutil.copy(PAGE, "page.md")
     page.main(["page.md"])
     assert table in Path("page.md").read_text(encoding="utf-8")
+
+
+def test_each_panel_is_shown_at_the_best_scale_at_which_it_was_run(tmp_path):
+    def row(panel, line, seed):
+        ends = {"fedavg": 0.8, "scaffold": 0.8, "fedavg-m": 0.9, "scaffold-m": 0.9}
+        return replace(ROW, panel=panel, line=line, seed=seed, accuracy=ends[line] + 0.001 * seed)
+
+    for scale, panels in {"laptop": ["K = 16", "K = 64"], "overnight": ["K = 64"]}.items():
+        folder = tmp_path / "horizon" / scale
+        folder.mkdir(parents=True)
+        lines = ("fedavg", "fedavg-m", "scaffold", "scaffold-m")
+        rows = [row(panel, line, seed) for panel in panels for line in lines for seed in range(3)]
+        write_measures(folder / "summary.csv", rows)
+    shown = {finding.panel: scale for scale, finding in page.judged(load("horizon"), tmp_path)}
+    assert shown["K = 16"] == "laptop"
+    assert shown["K = 64"] == "overnight"
+    assert shown["K = 16, decayed"] == "laptop"  # not run at all
