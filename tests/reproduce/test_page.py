@@ -1,6 +1,12 @@
 """The page on reproduction: its generated parts are current, and filled from results."""
 
+import csv
+import itertools
+import math
+import re
 import shutil
+import statistics
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,3 +72,101 @@ def test_results_fill_the_page_and_smoke_does_not(tmp_path, monkeypatch):
     shutil.copy(PAGE, "page.md")
     page.main(["page.md"])
     assert table in Path("page.md").read_text(encoding="utf-8")
+
+
+RESULTS = ROOT / "experiments" / "results"
+
+
+def table(figure, name):
+    with (RESULTS / figure / "laptop" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def flat(path):
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def tuned(figure, line, key, protocol="tuned"):
+    rows = [row for row in table(figure, "summary") if (row["line"], row["protocol"]) == (line, protocol)]
+    return statistics.fmean(float(row[key]) for row in rows)
+
+
+def test_the_reservation_on_figure_1b_is_what_the_grid_says():
+    losses = defaultdict(list)
+    for row in table("mlp-vr", "grid"):
+        if float(row["beta"]) <= 0.8:
+            losses[row["line"], row["eta"], row["beta"]].append(float(row["loss"]))
+    best = defaultdict(lambda: math.inf)
+    for (line, *_), values in losses.items():
+        best[line] = min(best[line], statistics.fmean(values))
+    said = "{fedavg-m-vr:.2f} with FedAvg-M-VR, {ce-lsgd:.2f} with CE-LSGD, {scaffold-m-vr:.2f} with SCAFFOLD-M-VR and "
+    assert (said + "{mb-storm:.2f} with MB-STORM").format_map(best) in flat(PAGE)
+
+
+def test_the_reservation_on_fewer_clients_is_what_the_curves_say():
+    curves = defaultdict(lambda: [(0, 0.1)])
+    for row in table("mnist-many", "curves"):
+        if row["protocol"] == "tuned":
+            curves[row["panel"], row["line"], row["seed"]].append((int(row["round"]), float(row["test_accuracy"])))
+
+    def rounds(curve):
+        steps = itertools.pairwise(curve)
+        (start, low), (end, high) = next(step for step in steps if step[1][1] >= 0.915)
+        return start + (end - start) * (0.915 - low) / (high - low)
+
+    def saved(panel, line):
+        seeds = map(str, range(8))
+        return math.exp(
+            statistics.fmean(
+                math.log(rounds(curves[panel, line, seed]) / rounds(curves[panel, f"{line}-m", seed])) for seed in seeds
+            )
+        )
+
+    every, five = "all 100 clients", "5 of 100 clients"
+    fedavg, scaffold = ([f"{saved(panel, line):.1f}" for panel in (every, five)] for line in ("fedavg", "scaffold"))
+    said = f"FedAvg-M needs {fedavg[0]} times fewer rounds with all clients and {fedavg[1]} times fewer with 5"
+    assert f"{said}, SCAFFOLD-M {scaffold[0]} and {scaffold[1]}." in flat(PAGE)
+
+
+def test_the_lines_on_an_edge_are_named():
+    edges = {
+        (path.parents[1].name, line)
+        for path in RESULTS.glob("*/laptop/verdict.md")
+        for said in re.findall(r"^At an end of the grid.*: (.*)\.$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for line in re.findall(r"([a-z-]+) \(", said)
+    }
+    assert edges == {("mlp-vr", "scaffold-m-vr"), ("step-mlp", "fedavg-m")}
+    assert "two lines still end on an edge of their grid, SCAFFOLD-M-VR in `mlp-vr` and FedAvg-M in `step-mlp`" in flat(
+        PAGE
+    )
+
+
+def test_the_page_on_the_step_says_what_the_tables_say():
+    text = flat(ROOT / "docs" / "step-or-momentum.md")
+    pairs = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
+
+    def differ(figure, key, protocol="tuned"):
+        return [
+            100 * (tuned(figure, ours, key, protocol) - tuned(figure, theirs, key, protocol)) for ours, theirs in pairs
+        ]
+
+    ahead = differ("step-mlp", "accuracy", "eta")
+    assert "end {:.1f} and {:.1f} points higher".format(*ahead) in text
+    steps = [
+        tuned("step-mlp", ours, "step_norm", "eta") / tuned("step-mlp", theirs, "step_norm", "eta")
+        for ours, theirs in pairs
+    ]
+    assert "only {:.2f} and {:.2f} times as long".format(*steps) in text
+    whole, left = differ("step-mnist", "accuracy")[0], differ("step-mnist", "at_bytes")[0]
+    assert f"of its {whole:.1f} points over FedAvg on MNIST {left:.1f} remain" in text
+    assert f"its {differ('step-mlp', 'accuracy')[1]:.1f} points on CIFAR-10 are gone" in text
+    assert abs(differ("step-mlp", "at_bytes")[1]) < 0.1
+    held_out = defaultdict(list)
+    for row in table("step-mnist", "grid"):
+        if row["line"].startswith("scaffold") and "-m" not in row["line"]:
+            held_out[float(row["step"] or 1), float(row["eta"])].append(float(row["accuracy"]))
+    plain = max(statistics.fmean(values) for (step, _), values in held_out.items() if step == 1)
+    long = statistics.fmean(held_out[2.9, 0.033])
+    assert f"has {long:.1%} at 2.9 eta K and eta 0.033".replace("%", " %") in text
+    assert f"held out; {plain:.1%} at eta K".replace("%", " %") in text
+    assert {eta for step, eta in held_out if step in (3, 5)} == {0.1, 0.3, 1.0}
