@@ -77,8 +77,9 @@ def test_variants_of_one_algorithm_have_no_algorithms_colour_and_a_log_axis_has_
     monkeypatch.setattr("kedge.report.panels.save_figure", lambda figure, path, **options: drawn.append(figure))
     x = [1 + place / 10 for place in range(20)]
     lines = [Series(f"beta = {beta}", runs=[(x, x)]) for beta in (1, 0.5, 0.2)]
-    draw_views([[View("V", "length", "error", lines, log_x=True)]], tmp_path / "f", "title", "note")
+    draw_views([[View("V", "length", "error", lines, log_x=True)]], tmp_path / "f", "a long title " * 8, "note")
     [axes] = drawn[0].axes
+    assert "\n" in drawn[0].get_suptitle()  # rather than cut off at both ends
     colours = {line.get_color() for line in axes.get_lines()}
     assert len(colours) == 3
     assert not colours & {look(name)["color"] for name in ("fedavg", "fedavg-m", "scaffold", "scaffold-m")}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from docs.tables import reproduction as page
+from kedge.reproduce.claims import Difference
 from kedge.reproduce.experiment import load, names
 from kedge.reproduce.results import write_measures
 from tests.reproduce.rows import ROW
@@ -126,6 +127,25 @@ def test_the_reservation_on_fewer_clients_is_what_the_curves_say():
     fedavg, scaffold = ([f"{saved(panel, line):.1f}" for panel in (every, five)] for line in ("fedavg", "scaffold"))
     said = f"FedAvg-M needs {fedavg[0]} times fewer rounds with all clients and {fedavg[1]} times fewer with 5"
     assert f"{said}, SCAFFOLD-M {scaffold[0]} and {scaffold[1]}." in flat(PAGE)
+
+
+def test_the_reservation_on_the_end_is_what_the_long_horizon_says():
+    rows = {(row["panel"], row["line"], int(row["seed"])): row for row in table("horizon", "summary")}
+    seeds = range(5)
+
+    def ahead(panel, ours, theirs, key):
+        values = [float(rows[panel, ours, s][key]) - float(rows[panel, theirs, s][key]) for s in seeds]
+        return Difference("", "loss", values)
+
+    pairs = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
+    points = [ahead(panel, *pair, "accuracy") for panel in ("K = 16", "K = 16, decayed") for pair in pairs]
+    assert all(each.interval[0] < 0 < each.interval[1] for each in points)
+    means = sorted(100 * each.mean for each in points)
+    assert f"are {means[0]:.2f} to {means[-1]:.2f} points ahead, with intervals that contain 0" in flat(PAGE)
+    loss = ahead("K = 16, decayed", *pairs[0], "loss")
+    assert loss.agree == 5
+    low, high = loss.interval
+    assert f"higher than FedAvg's, by {loss.mean:.4f} [{low:.4f}, {high:.4f}], in all five seeds" in flat(PAGE)
 
 
 def test_the_lines_on_an_edge_are_named():

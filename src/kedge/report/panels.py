@@ -1,6 +1,7 @@
 """A table of small diagrams with the same lines, as a PNG and an SVG."""
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,7 +144,7 @@ def draw_intervals(
 
 
 def _finish(figure: Figure, path: Path, title: str, note: str, formats: Sequence[str]) -> list[Path]:
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())), fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
     for file in written:
@@ -180,7 +181,7 @@ def _draw(axes: Axes, view: View, labels: list[str], limits: tuple[float, float]
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xticks([], minor=True)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=view.x == "rounds", min_n_ticks=1))
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=view.x == "rounds", min_n_ticks=1))
     if view.log_y and limits and limits[0] > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
