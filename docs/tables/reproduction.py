@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kedge.reproduce.claims import UNITS, Difference, Finding, findings
+from kedge.reproduce.claims import Difference, Finding, findings
 from kedge.reproduce.conduct import measures_of
 from kedge.reproduce.estimate import cost_table
 from kedge.reproduce.experiment import SCALES, Experiment, load, names
@@ -61,7 +61,8 @@ def summary(results: Path) -> str:
                 told: dict[str, list[str]] = {}
                 for _, finding in found:
                     if finding.claim is claim:
-                        told.setdefault(finding.verdict, []).append(finding.where or experiment.figure)
+                        remark = f" (but {finding.remark})" if finding.remark else ""
+                        told.setdefault(finding.verdict, []).append((finding.where or experiment.figure) + remark)
                 said = "; ".join(f"**{word}** in {', '.join(places)}" for word, places in told.items())
                 rows.append([claim.text, said])
     return _table(rows)
@@ -89,25 +90,24 @@ def _row(experiment: Experiment, scale: str, finding: Finding) -> list[str]:
     folder = f"../experiments/results/{experiment.name}/{scale}"
     ran = bool(finding.differences)
     where = finding.where or experiment.figure
-    said = [_measured(each, finding) for each in finding.differences]
-    said += [f"not counted: {_measured(each, finding)}" for each in finding.shown]
+    said = [_measured(each) for each in finding.differences]
+    said += [f"not counted: {_measured(each)}" for each in finding.shown]
     why = experiment.scales[scale].untestable
     return [
         f"[{where}]({folder}/figure.png)" if ran else where,
         finding.claim.text,
         finding.panel,
         "<br>".join(said) if ran else (why or "-"),
-        f"**{said_of(experiment.beyond)(finding.verdict)}**",
+        f"**{said_of(experiment.beyond)(finding.verdict)}**" + (f", but {finding.remark}" if finding.remark else ""),
         f"[{scale}]({folder}/verdict.md)" if ran else scale,
     ]
 
 
-def _measured(each: Difference, finding: Finding) -> str:
-    unit = UNITS[finding.claim.metric][1]
+def _measured(each: Difference) -> str:
     if math.isnan(each.adjusted):
-        return f"{each.name}: {each.amount} {unit}"
+        return f"{each.name}: {each.amount} {each.unit}"
     flips = f", not with {' or '.join(each.flips)}" if each.flips else ""
-    return f"{each.name}: {each.amount} {unit}, p = {each.adjusted:.2g} ({each.word}{flips})"
+    return f"{each.name}: {each.amount} {each.unit}, p = {each.adjusted:.2g} ({each.word}{flips})"
 
 
 def _table(rows: list[list[str]]) -> str:

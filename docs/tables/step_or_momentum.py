@@ -29,7 +29,10 @@ def main() -> None:
     """Write both figures."""
     ran = [name for name in FIGURES if (RESULTS / name / SCALE / "grid.csv").is_file()]
     rows = [[_lengths(name, plain) for plain in COMPARED] for name in ran]
-    note = "Each point at its best eta, judged by held-out samples; bands: smallest to largest of three seeds."
+    note = (
+        "Each point at the best eta that was tried with it, by held-out samples; most were tried near the best point.\n"
+        "Bands: smallest to largest of three seeds."
+    )
     draw_views(rows, IMAGES / "step-or-momentum-lengths", "Longer steps, and momentum that allows them", note)
     rankings = {}
     for name in ran:
@@ -54,8 +57,7 @@ def main() -> None:
 
 def _lengths(name: str, plain: str) -> View:
     """Return the held-out error over the length of the step, γ / ηK or 1 / β, at the best eta of each length."""
-    (momentum, free), tuned = COMPARED[plain], load(name).tuned
-    shown = {1.0, *tuned.step, *(1 / beta for beta in tuned.beta)}  # not what refines the grid around a best point
+    momentum, free = COMPARED[plain]
     found: dict[str, Errors] = {line: defaultdict(lambda: defaultdict(list)) for line in (plain, momentum, free)}
     with (RESULTS / name / SCALE / "grid.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -65,11 +67,7 @@ def _lengths(name: str, plain: str) -> View:
     series = []
     for line in (free, momentum):
         found[line][1.0] |= found[plain][1.0]  # of both, the step of length 1 is the plain one
-        best = {
-            length: min(rates.values(), key=statistics.fmean)
-            for length, rates in sorted(found[line].items())
-            if length in shown
-        }
+        best = {length: min(rates.values(), key=statistics.fmean) for length, rates in sorted(found[line].items())}
         seeds = range(len(next(iter(best.values()))))
         series.append(Series(line, runs=[(list(best), [errors[seed] for errors in best.values()]) for seed in seeds]))
     data = load(name).title.partition(",")[0]

@@ -156,6 +156,15 @@ def test_a_target_that_is_not_reached_takes_at_least_all_rounds():
     own = [replace(ROW, rounds_to=5.0, rounds=20), replace(ROW, line="b", rounds_to=math.inf, rounds=20)]
     [found] = judged([Claim(text="", pairs=[("a", "b")], metric="rounds")], own)
     assert math.exp(found.differences[0].values[0]) == pytest.approx(4)
+    assert "4.00 times fewer rounds to the target (1 run did not reach it)" in str(found.differences[0])
+
+
+def test_a_better_line_without_momentum_is_told():
+    own = [replace(ROW, line=line, beta=beta) for line, beta in (("fedavg-m-vr", 1.0), ("scaffold-m", 0.8))]
+    claim = Claim(text="", pairs=[("fedavg-m-vr", "b"), ("scaffold-m", "b")])
+    [found] = judged([claim], [*own, *rows("b", [0.4])])
+    assert found.remark == "at the chosen beta = 1, fedavg-m-vr is fedavg"
+    assert not judged([Claim(text="", pairs=[("scaffold-m", "b")])], [*own, *rows("b", [0.4])])[0].remark
 
 
 def test_an_advantage_may_be_compared_with_that_of_another_panel_or_figure():
@@ -163,6 +172,9 @@ def test_an_advantage_may_be_compared_with_that_of_another_panel_or_figure():
     claim = Claim(text="", pairs=[("a", "b")], panels=["P"], more_than_in="Q")
     [found] = judged([claim], own, panels=("P", "Q"))
     assert found.differences[0].values == pytest.approx([0.2, 0.2])
+    assert 'points of accuracy at the end, more than in "Q"' in str(found.differences[0])
+    [speed] = judged([claim.model_copy(update={"metric": "rounds"})], own, panels=("P", "Q"))
+    assert 'times the speed-up, in rounds to the target, in "Q"' in str(speed.differences[0])
     elsewhere = claim.model_copy(update={"more_than_in": "other: Q"})
     assert judged([elsewhere], own)[0].verdict == "not run: needs other: Q"
     assert judged([elsewhere], own, lambda figure: own)[0].differences[0].values == found.differences[0].values

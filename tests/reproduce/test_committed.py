@@ -5,17 +5,21 @@ import re
 import statistics
 import tomllib
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from docs.tables.verdicts import rewritten
 from kedge.reproduce.claims import findings
 from kedge.reproduce.conduct import configurations, measures_of
 from kedge.reproduce.experiment import load
-from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, Hyper, Plan
+from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, Hyper, Plan, Trial
+from kedge.reproduce.results import measures
 from kedge.reproduce.search import between, beyond
 from kedge.reproduce.verdict import UNCHECKED
 from kedge.runs.config import check
+from kedge.runs.reader import StoredRun
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/*/summary.csv"))
@@ -70,6 +74,30 @@ def test_the_configurations_are_those_of_the_experiment(folder, plan, measured):
     assert written.keys() == wanted.keys()
     for name, text in written.items():  # a setting that is newer than the file has its default in both
         assert check(tomllib.loads(text)) == check(tomllib.loads(wanted[name]))
+
+
+def test_the_measures_are_those_of_the_curves(folder, plan, measured):
+    curves = defaultdict(list)
+    with (folder / "curves.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            numbers = {key: float(row[key]) for key in ("test_accuracy", "test_loss", "gradients", "step_norm")}
+            curves[row["panel"], row["protocol"], row["line"], int(row["seed"])].append(
+                numbers | {"round": int(row["round"]), "bytes_down": 1e6 * float(row["megabytes"]), "bytes_up": 0.0}
+            )
+    runs = {}
+    for row in measured:
+        ended = {} if row.diverged is None else {"diverged_in_round": row.diverged}
+        trial = Trial(row.case, Hyper(row.eta, row.beta, row.step), row.seed)
+        runs[trial] = StoredRun(folder, rows=curves[*row.case, row.seed], summary=ended)
+    chances = dict.fromkeys(plan.experiment.panels, 0.1)
+    for row, again in zip(measured, measures(runs, chances), strict=True):
+        assert (again.case, again.seed) == (row.case, row.seed)
+        numbers, wanted = (_numbers(each) for each in (again, row))
+        assert numbers == pytest.approx(wanted, rel=1e-4), (row.case, row.seed)
+
+
+def _numbers(measure):
+    return {key: value for key, value in asdict(measure).items() if isinstance(value, int | float)}
 
 
 def test_every_final_model_has_a_hash(measured):
@@ -127,6 +155,10 @@ def test_the_verdict_says_what_the_numbers_say(folder, plan, measured):
     for finding in found:
         assert finding.claim.text in text
         assert all(f"- {difference}" in text for difference in finding.differences)
+
+
+def test_the_verdict_is_what_the_tables_give(folder):
+    assert rewritten(folder) == (folder / "verdict.md").read_text(encoding="utf-8"), "run `make docs`"
 
 
 def test_a_verdict_on_tuned_lines_was_checked_at_other_points_of_the_grid_or_says_that_it_was_not(

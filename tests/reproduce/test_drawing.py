@@ -70,3 +70,19 @@ def test_intervals_are_rows_from_the_top_with_one_entry_per_label_in_the_legend(
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg-m", "scaffold-m"]
     spans = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
     assert spans == [[1, 1], [0.9, 2.5], [1.1, 1.3], [1, 4]]
+
+
+def test_variants_of_one_algorithm_have_no_algorithms_colour_and_a_log_axis_has_few_ticks(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("kedge.report.panels.save_figure", lambda figure, path, **options: drawn.append(figure))
+    x = [1 + place / 10 for place in range(20)]
+    lines = [Series(f"beta = {beta}", runs=[(x, x)]) for beta in (1, 0.5, 0.2)]
+    draw_views([[View("V", "length", "error", lines, log_x=True)]], tmp_path / "f", "a long title " * 8, "note")
+    [axes] = drawn[0].axes
+    assert "\n" in drawn[0].get_suptitle()  # rather than cut off at both ends
+    colours = {line.get_color() for line in axes.get_lines()}
+    assert len(colours) == 3
+    assert not colours & {look(name)["color"] for name in ("fedavg", "fedavg-m", "scaffold", "scaffold-m")}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
+    curves = curve(Case("P", "tuned", "beta = 0.2"), Hyper(0.5, 0.2), history(0.3))
+    assert _over(curves, "P", "tuned", "round", "test_accuracy").series[0].note == "η 0.5"

@@ -1,12 +1,19 @@
 """The page on reproduction: its generated parts are current, and filled from results."""
 
+import csv
+import itertools
+import math
+import re
 import shutil
+import statistics
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from docs.tables import reproduction as page
+from kedge.reproduce.claims import Difference
 from kedge.reproduce.experiment import load, names
 from kedge.reproduce.results import write_measures
 from tests.reproduce.rows import ROW
@@ -83,3 +90,130 @@ def test_each_panel_is_shown_at_the_best_scale_at_which_it_was_run(tmp_path):
     assert shown["K = 16"] == "laptop"
     assert shown["K = 64"] == "overnight"
     assert shown["K = 16, decayed"] == "laptop"  # not run at all
+
+
+RESULTS = ROOT / "experiments" / "results"
+
+
+def table(figure, name):
+    with (RESULTS / figure / "laptop" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def flat(path):
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def tuned(figure, line, key, protocol="tuned"):
+    rows = [row for row in table(figure, "summary") if (row["line"], row["protocol"]) == (line, protocol)]
+    return statistics.fmean(float(row[key]) for row in rows)
+
+
+def test_the_reservation_on_figure_1b_is_what_the_grid_says():
+    losses = defaultdict(list)
+    for row in table("mlp-vr", "grid"):
+        if float(row["beta"]) <= 0.8:
+            losses[row["line"], row["eta"], row["beta"]].append(float(row["loss"]))
+    best = defaultdict(lambda: math.inf)
+    for (line, *_), values in losses.items():
+        best[line] = min(best[line], statistics.fmean(values))
+    said = "{fedavg-m-vr:.2f} with FedAvg-M-VR, {ce-lsgd:.2f} with CE-LSGD, {scaffold-m-vr:.2f} with SCAFFOLD-M-VR and "
+    assert (said + "{mb-storm:.2f} with MB-STORM").format_map(best) in flat(PAGE)
+
+
+def test_the_reservation_on_fewer_clients_is_what_the_curves_say():
+    curves = defaultdict(lambda: [(0, 0.1)])
+    for row in table("mnist-many", "curves"):
+        if row["protocol"] == "tuned":
+            curves[row["panel"], row["line"], row["seed"]].append((int(row["round"]), float(row["test_accuracy"])))
+
+    def rounds(curve):
+        steps = itertools.pairwise(curve)
+        (start, low), (end, high) = next(step for step in steps if step[1][1] >= 0.915)
+        return start + (end - start) * (0.915 - low) / (high - low)
+
+    def saved(panel, line):
+        seeds = map(str, range(8))
+        return math.exp(
+            statistics.fmean(
+                math.log(rounds(curves[panel, line, seed]) / rounds(curves[panel, f"{line}-m", seed])) for seed in seeds
+            )
+        )
+
+    every, five = "all 100 clients", "5 of 100 clients"
+    fedavg, scaffold = ([f"{saved(panel, line):.1f}" for panel in (every, five)] for line in ("fedavg", "scaffold"))
+    said = f"FedAvg-M needs {fedavg[0]} times fewer rounds with all clients and {fedavg[1]} times fewer with 5"
+    assert f"{said}, SCAFFOLD-M {scaffold[0]} and {scaffold[1]}." in flat(PAGE)
+
+
+def test_the_reservation_on_the_end_is_what_the_long_horizon_says():
+    rows = {(row["panel"], row["line"], int(row["seed"])): row for row in table("horizon", "summary")}
+    seeds = range(5)
+
+    def ahead(panel, ours, theirs, key):
+        values = [float(rows[panel, ours, s][key]) - float(rows[panel, theirs, s][key]) for s in seeds]
+        return Difference("", "loss", values)
+
+    pairs = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
+    points = [ahead(panel, *pair, "accuracy") for panel in ("K = 16", "K = 16, decayed") for pair in pairs]
+    assert all(each.interval[0] < 0 < each.interval[1] for each in points)
+    means = sorted(100 * each.mean for each in points)
+    assert f"are {means[0]:.2f} to {means[-1]:.2f} points ahead, with intervals that contain 0" in flat(PAGE)
+    loss = ahead("K = 16, decayed", *pairs[0], "loss")
+    assert loss.agree == 5
+    low, high = loss.interval
+    assert f"higher than FedAvg's, by {loss.mean:.4f} [{low:.4f}, {high:.4f}], in all five seeds" in flat(PAGE)
+
+
+def test_the_reservation_on_milder_checks_is_what_the_tables_say():
+    assert "second-best rates of FedAvg and SCAFFOLD are within 8 % of their best ones" in flat(PAGE)
+    for figure in ("mlp-full", "mlp-partial", "step-mlp", "step-mnist"):
+        lines = {row["line"] for row in table(figure, "summary")} & {"fedavg", "scaffold"}
+        ratios = [tuned(figure, line, "eta", "second") / tuned(figure, line, "eta") for line in lines]
+        assert all(1 / 1.08 < ratio < 1.08 for ratio in ratios)
+        finer = {row["line"] for row in table(figure, "grid") if row["finer"] == "1"}
+        assert bool(lines & finer) == (figure == "mlp-full")
+
+
+def test_the_lines_on_an_edge_are_named():
+    edges = {
+        (path.parents[1].name, line)
+        for path in RESULTS.glob("*/laptop/verdict.md")
+        for said in re.findall(r"^At an end of the grid.*: (.*)\.$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for line in re.findall(r"([a-z-]+) \(", said)
+    }
+    assert edges == {("mlp-vr", "scaffold-m-vr"), ("step-mlp", "fedavg-m")}
+    assert "two lines still end on an edge of their grid, SCAFFOLD-M-VR in `mlp-vr` and FedAvg-M in `step-mlp`" in flat(
+        PAGE
+    )
+
+
+def test_the_page_on_the_step_says_what_the_tables_say():
+    text = flat(ROOT / "docs" / "step-or-momentum.md")
+    pairs = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
+
+    def differ(figure, key, protocol="tuned"):
+        return [
+            100 * (tuned(figure, ours, key, protocol) - tuned(figure, theirs, key, protocol)) for ours, theirs in pairs
+        ]
+
+    ahead = differ("step-mlp", "accuracy", "eta")
+    assert "end {:.1f} and {:.1f} points higher".format(*ahead) in text
+    steps = [
+        tuned("step-mlp", ours, "step_norm", "eta") / tuned("step-mlp", theirs, "step_norm", "eta")
+        for ours, theirs in pairs
+    ]
+    assert "only {:.2f} and {:.2f} times as long".format(*steps) in text
+    whole, left = differ("step-mnist", "accuracy")[0], differ("step-mnist", "at_bytes")[0]
+    assert f"of its {whole:.1f} points over FedAvg on MNIST {left:.1f} remain" in text
+    assert f"its {differ('step-mlp', 'accuracy')[1]:.1f} points on CIFAR-10 are gone" in text
+    assert abs(differ("step-mlp", "at_bytes")[1]) < 0.1
+    held_out = defaultdict(list)
+    for row in table("step-mnist", "grid"):
+        if row["line"].startswith("scaffold") and "-m" not in row["line"]:
+            held_out[float(row["step"] or 1), float(row["eta"])].append(float(row["accuracy"]))
+    plain = max(statistics.fmean(values) for (step, _), values in held_out.items() if step == 1)
+    long = statistics.fmean(held_out[2.9, 0.033])
+    assert f"has {long:.1%} at 2.9 eta K and eta 0.033".replace("%", " %") in text
+    assert f"held out; {plain:.1%} at eta K".replace("%", " %") in text
+    assert {eta for step, eta in held_out if step in (3, 5)} == {0.1, 0.3, 1.0}

@@ -24,6 +24,11 @@ _FIRST = {
 }  # fmt: skip
 
 
+def is_named(label: str) -> bool:
+    """Whether a line is named after an algorithm, and so has its colour."""
+    return label.partition(",")[0] in ALGORITHMS
+
+
 def look(label: str, place: int = 0) -> dict[str, Any]:
     """Return the look of a line, from the algorithm it is named after; a variant, "fedavg, free step", is dash-dotted.
 

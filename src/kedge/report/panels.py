@@ -1,6 +1,7 @@
 """A table of small diagrams with the same lines, as a PNG and an SVG."""
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from kedge.report.figures import save_figure, tidy
-from kedge.report.palette import COLOURS, look
+from kedge.report.palette import COLOURS, is_named, look, shade
 
 FORMATS = ("png", "svg")
 
 FEW = 15
 """Curves with at most this many points have a marker on each."""
+
+FEW_TICKS = 8
+"""On a log axis, at most this many values have a tick each."""
 
 Points = tuple[list[float], list[float]]
 """x and y of one run."""
@@ -140,7 +144,7 @@ def draw_intervals(
 
 
 def _finish(figure: Figure, path: Path, title: str, note: str, formats: Sequence[str]) -> list[Path]:
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())), fontsize=12)
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
     for file in written:
@@ -150,7 +154,10 @@ def _finish(figure: Figure, path: Path, title: str, note: str, formats: Sequence
 
 def _draw(axes: Axes, view: View, labels: list[str], limits: tuple[float, float] | None) -> None:
     for line in view.series:
-        own: dict[str, Any] = look(line.label, labels.index(line.label))
+        place = labels.index(line.label)
+        own: dict[str, Any] = look(line.label, place)
+        if not any(map(is_named, labels)):  # variants of one algorithm: colours of algorithms would mislead
+            own["color"] = shade(place, len(labels))
         if line.diverged:
             _note(axes, view, line)
         if not line.runs:
@@ -168,10 +175,13 @@ def _draw(axes: Axes, view: View, labels: list[str], limits: tuple[float, float]
     if view.log_x:
         axes.set_xscale("log")
         values = sorted({value for line in view.series for run in line.runs for value in run[0]})
+        if len(values) > FEW_TICKS:
+            values = [at for at in LogLocator(subs=(1, 2, 5)).tick_values(values[0], values[-1])
+                      if values[0] <= at <= values[-1]]  # fmt: skip
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xticks([], minor=True)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=view.x == "rounds", min_n_ticks=1))
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=view.x == "rounds", min_n_ticks=1))
     if view.log_y and limits and limits[0] > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -34,6 +34,12 @@ UNITS: dict[Metric, tuple[float, str]] = {
 }
 """What a difference in each metric is multiplied by, and what it then is; for rounds it is the log of a ratio."""
 
+MORE = {"rounds": 'times the speed-up, in rounds to the target, in "{place}"'}
+"""What a difference between two panels is, if it is not the unit and "more than in"."""
+
+PLAIN = {"fedavg-m": "fedavg", "fedavg-m-vr": "fedavg", "scaffold-m": "scaffold", "scaffold-m-vr": "scaffold"}
+"""What the paper's algorithms are at beta = 1."""
+
 NOT_RUN, NOT_TESTABLE = "not run", "not testable at this scale"
 
 
@@ -46,6 +52,8 @@ class Difference:
     values: list[float]  # one per seed; positive: better
     adjusted: float = math.nan  # the p-value after Holm's correction; NaN if it does not count
     checks: Mapping[str, "Difference"] = field(default_factory=dict)  # the same from other points of the grids
+    more_than_in: str | None = None  # a panel, if the values are how much more the line is ahead than it is there
+    short: int = 0  # the runs that did not reach the target, in a comparison of rounds
 
     @property
     def mean(self) -> float:
@@ -98,6 +106,14 @@ class Difference:
         return "open" if self.flips else self.says(self.adjusted)
 
     @property
+    def unit(self) -> str:
+        """What the amount is an amount of."""
+        unit = UNITS[self.metric][1]
+        if self.more_than_in is not None:
+            unit = MORE.get(self.metric, unit + ', more than in "{place}"').format(place=self.more_than_in)
+        return unit + f" ({self.short} run{'s' * (self.short > 1)} did not reach it)" * bool(self.short)
+
+    @property
     def amount(self) -> str:
         """The mean and its interval in the unit of the metric."""
         if not math.isfinite(self.mean):
@@ -117,7 +133,7 @@ class Difference:
         told = "" if math.isnan(self.adjusted) else f": {self.word}"
         if self.flips:
             told += f", as it does not survive {' and '.join(self.flips)}"
-        return f"{self.name}: {self.amount} {UNITS[self.metric][1]}, p = {p:.2g}{told}"
+        return f"{self.name}: {self.amount} {self.unit}, p = {p:.2g}{told}"
 
 
 @dataclass(frozen=True)
@@ -129,6 +145,7 @@ class Finding:
     differences: list[Difference]  # those that count
     shown: list[Difference] = field(default_factory=list)  # the others: protocols that the paper did not use
     missing: str = ""  # why there are none
+    remark: str = ""  # what a reader of the verdict must know
 
     @property
     def where(self) -> str:
@@ -190,10 +207,16 @@ def _finding(
 
     def compared(better: str, worse: str, ours: str, theirs: str) -> Difference | None:
         here = _paired(own, panel, (better, ours), (worse, theirs), claim.metric)
+        short = _short_of_target(own, panel, (better, ours), (worse, theirs)) if claim.metric == "rounds" else 0
         if claim.more_than_in is not None:
             there = _paired(reference, place, (better, ours), (worse, theirs), claim.metric)
+            if claim.metric == "rounds":
+                short += _short_of_target(reference, place, (better, ours), (worse, theirs))
             here = {seed: _less(here[seed], there[seed]) for seed in here if seed in there}
-        return Difference(f"{better} over {worse}", claim.metric, list(here.values())) if here else None
+        name, values = f"{better} over {worse}", list(here.values())
+        if not here:
+            return None
+        return Difference(name, claim.metric, values, more_than_in=claim.more_than_in, short=short)
 
     counted, shown = [], []
     for protocol in dict.fromkeys(row.protocol for row in own if row.panel == panel):
@@ -214,7 +237,15 @@ def _finding(
                 }
                 difference = replace(difference, checks={name: each for name, each in tried.items() if each})
             counted.append(difference)
-    return Finding(claim, panel, counted, shown)
+    return Finding(claim, panel, counted, shown, remark=_remark(claim, panel, own))
+
+
+def _remark(claim: Claim, panel: str, own: list[Measure]) -> str:
+    """Say which better lines chose beta = 1, so that what is ahead there is not the momentum."""
+    ahead = dict.fromkeys(better for better, _ in claim.pairs if better in PLAIN)
+    chosen = {row.line: row.beta for row in own if (row.panel, row.protocol) == (panel, "tuned")}
+    plain = [f"{line} is {PLAIN[line]}" for line in ahead if chosen.get(line) == 1]
+    return f"at the chosen beta = 1, {' and '.join(plain)}" if plain else ""
 
 
 def _reference(claim: Claim, own: list[Measure], look: Look) -> tuple[list[Measure] | None, str]:
@@ -236,6 +267,12 @@ def _paired(
 
     ours, theirs = of(*better), of(*worse)
     return {seed: _less(ours[seed], theirs[seed]) for seed in ours if seed in theirs}
+
+
+def _short_of_target(rows: list[Measure] | None, panel: str, *chosen: tuple[str, str]) -> int:
+    """Count the runs of these lines and protocols that did not reach the target."""
+    own = (row for row in rows or [] if row.panel == panel and (row.line, row.protocol) in chosen)
+    return sum(math.isinf(row.rounds_to) for row in own)
 
 
 def _goodness(row: Measure, metric: Metric) -> float:

@@ -79,7 +79,7 @@ def _over(runs: Runs, panel: str, protocol: str, key: str, metric: str) -> View:
     error = metric == "test_accuracy" and max(map(_top, drawn), default=0.0) > SATURATED
     for (case, hyper, _), run in runs.items():
         if case[:2] == (panel, protocol):
-            line = series.setdefault(case.line, Series(case.line, _rates(hyper)))
+            line = series.setdefault(case.line, Series(case.line, _rates(hyper, case.line)))
             if run.diverged is not None:
                 line.diverged += 1
             else:
@@ -96,9 +96,11 @@ def _top(run: StoredRun) -> float:
     return max((row["test_accuracy"] for row in run.rows), default=0.0)
 
 
-def _rates(hyper: Hyper) -> str:
+def _rates(hyper: Hyper, line: str) -> str:
+    """Return the point of a line for the legend, without what its name says."""
     letters = {"eta": "η", "beta": "β", "step": "γ/ηK"}
-    return " ".join(f"{letters[name]} {value:g}" for name, value in hyper._asdict().items() if value is not None)
+    values = {name: value for name, value in hyper._asdict().items() if value is not None}
+    return " ".join(f"{letters[name]} {value:g}" for name, value in values.items() if line != f"{name} = {value:g}")
 
 
 def _sweep(plan: Plan, measured: list[Measure], protocol: str, metric: str) -> View:

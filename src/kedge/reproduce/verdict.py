@@ -149,7 +149,8 @@ def _edges(grids: Grids, chosen: dict[Case, Hyper], rows: list[Measure]) -> list
 
 def _finding(finding: Finding, said: Callable[[str], str]) -> str:
     place = f"{finding.where or finding.panel}"
-    head = f"**{finding.claim.text}** {place}: *{said(finding.verdict)}*."
+    remark = f" But {finding.remark}." if finding.remark else ""
+    head = f"**{finding.claim.text}** {place}: *{said(finding.verdict)}*.{remark}"
     lines = [f"- {difference}" for difference in finding.differences]
     lines += [f"- shown, not counted: {difference}" for difference in finding.shown]
     lines += [f"  - {name}: {each.amount}, p = {each.p:.2g}" for each in finding.differences

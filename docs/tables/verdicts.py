@@ -1,0 +1,64 @@
+"""The verdicts of committed results, written again from their tables.
+
+    python -m docs.tables.verdicts
+
+rewrites verdict.md beside every summary.csv in experiments/results of the current directory: no run is needed when only
+the wording has changed.
+"""
+
+import csv
+import re
+from pathlib import Path
+
+from kedge.problem import DATASETS
+from kedge.reproduce import verdict
+from kedge.reproduce.claims import findings
+from kedge.reproduce.conduct import measures_of
+from kedge.reproduce.experiment import load
+from kedge.reproduce.plan import Case, Hyper, Plan
+
+RESULTS = Path("experiments/results")
+
+MADE = re.compile(r"^- Command: `(?P<command>.*)`\n(?P<versions>- Versions: .*)$", re.MULTILINE)
+"""What only the page itself says: how and with what its tables were made."""
+
+
+def main() -> None:
+    """Rewrite all of them."""
+    for summary in sorted(RESULTS.glob("*/*/summary.csv")):
+        text = rewritten(summary.parent)
+        summary.with_name("verdict.md").write_text(text, encoding="utf-8")
+
+
+def rewritten(folder: Path) -> str:
+    """Return the verdict that the tables in a folder give."""
+    made = MADE.search((folder / "verdict.md").read_text(encoding="utf-8"))
+    results, plan = folder.parents[1], Plan(load(folder.parent.name), folder.name)
+    measured = measures_of(results, plan.experiment.name, plan.scale)
+    assert made is not None
+    assert measured is not None
+    chosen = {row.case: Hyper(row.eta, row.beta, row.step) for row in measured}
+    found = findings(
+        plan.experiment, measured, lambda name: measures_of(results, name, plan.scale), plan.size.untestable
+    )
+    labels = DATASETS[plan.experiment.base["data"]["dataset"]].classes
+    assert labels is not None
+    chances = dict.fromkeys(plan.experiment.panels_at(plan.scale), 1 / labels)
+    text = verdict.write(plan, _tried(folder / "grid.csv"), chosen, measured, found, made["command"], chances)
+    return MADE.sub(lambda _: made[0], text, count=1)
+
+
+def _tried(path: Path) -> dict[Case, list[Hyper]]:
+    """Return the points of every line, without those of the finer grid."""
+    found: dict[Case, dict[Hyper, None]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["finer"] == "0":
+                beta, step = (float(row[key]) if row[key] else None for key in ("beta", "step"))
+                points = found.setdefault(Case(row["panel"], "tuned", row["line"]), {})
+                points[Hyper(float(row["eta"]), beta, step)] = None
+    return {case: list(points) for case, points in found.items()}
+
+
+if __name__ == "__main__":
+    main()
