@@ -139,7 +139,7 @@ def _pickled(content: RecordDict) -> None:
 
 def _refused(content: RecordDict) -> None:
     content.clear()
-    content["about"] = ConfigRecord({"refused": "no"})
+    content["about"] = ConfigRecord({"refused": "no\n\x1b[31mWARNING"})
 
 
 CORRUPTIONS: dict[str, Callable[[Message], Message]] = {
@@ -161,6 +161,8 @@ CORRUPTIONS: dict[str, Callable[[Message], Message]] = {
     "a path": _config(tag="../../etc"),
     "another type": _config(client="0"),
     "negative": _config(gradients=-1.0),
+    "absurd count": _config(gradients=1e308),  # two of them are infinite
+    "absurd loss": _config(test_loss=-1.7e308),
     "more words": _config(hello="x"),
     "refused": changed(_refused),
 }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
@@ -14,7 +15,7 @@ import kedge
 from kedge.errors import FailedRunError, UsageError
 from kedge.flower import fleet
 from kedge.flower.agreement import Agreement
-from tests.flower.grid import Died, World, config, digits, mlp
+from tests.flower.grid import CORRUPTIONS, Died, World, config, digits, mlp, vectors
 from tests.flower.test_equal import assert_equal, simulated
 
 
@@ -164,6 +165,21 @@ def test_a_reply_with_an_absurd_norm_is_dropped_if_asked_for(tmp_path, monkeypat
     grid._answer = liar
     world.server(wanted, grid=grid).run()
     assert "the reply of client 3 is dropped: its norm is" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "number"), [("scaffold-m", 3e38), ("fedavg", 3e38), ("fedavg", 1e25)])
+def test_huge_numbers_end_the_run_and_never_reach_a_checkpoint(name, number, world, monkeypatch):
+    # The sum of two is infinite, in the opening of SCAFFOLD-M; 1e25 is finite, but the length of the step is not.
+    monkeypatch.setitem(CORRUPTIONS, "huge numbers", vectors(lambda values: np.full_like(values, number)))
+    wanted = config(name, world.path / "out", 2, 3)
+    server = world.server(wanted, lambda client, message: "huge numbers" if client else "ok")
+    with pytest.raises(FailedRunError, match=r"diverged in round .* eta, which is 0.05, or a client that sends huge"):
+        server.run()
+    assert kedge.read_run(world.path / "out").diverged is not None
+    server = world.server(wanted)
+    server.run()
+    assert_equal(world, server)
+    assert [row["round"] for row in kedge.read_run(world.path / "out").rows] == [1, 2]
 
 
 def test_clients_with_names_get_numbers_that_last(world):

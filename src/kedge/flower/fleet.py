@@ -11,7 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from kedge.errors import UsageError
-from kedge.flower.wire import Present, about, refusal
+from kedge.flower.wire import Present, about, plain, refusal
 
 LOOK = 1.0
 """Seconds between looks at who is connected."""
@@ -54,7 +54,7 @@ class Fleet:
                 self._meet(activation, reply)
             except UsageError as error:
                 self._refused.add(activation)
-                log(WARNING, "node %s is not a client: %s", activation.node, error)
+                log(WARNING, "node %s is not a client: %s", activation.node, plain(error))
 
     def _meet(self, activation: Activation, reply: Message) -> None:
         if reply.has_error():
