@@ -1,5 +1,8 @@
 """`kedge flower`: the app it writes, and what it refuses."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -84,3 +87,19 @@ def test_a_node_falls_back_to_flowers_own_where_it_was_not_tried(monkeypatch):
     assert executor[-1] == "127.0.0.1:9000"
     monkeypatch.setattr(warm, "version", lambda name: "1.42.0")
     assert node.command_lines(["--insecure"]) == (["flower-supernode", "--insecure"], None)
+
+
+def test_a_node_finds_flowers_program_where_its_environment_is_not_active():
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", "flower", "node", "--", "--nonsense"], env=os.environ | {"PATH": os.defpath},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "flower-supernode: error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_node_without_flowers_program_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(node, "program_path", lambda: str(tmp_path))
+    assert execute(["flower", "node", "--", "--insecure"]) == 2
+    assert "there is no program flower-supernode, which Flower installs" in capsys.readouterr().err
