@@ -7,18 +7,21 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from docs.tables.settings import table
 from kedge.cli.program import execute
 from kedge.flower import node, warm
 from kedge.flower.agreement import Agreement, FlowerSettings
-from kedge.runs.config import check, resolved
+from kedge.runs.config import check, federation_of, resolved
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def flattened(table, prefix=""):
@@ -53,6 +56,30 @@ def test_a_new_app_has_the_configuration_that_was_asked_for(tmp_path, monkeypatc
     assert [p.shape[0] for p in task.model(context).parameters()] == [7, 7, 9, 9, 10, 10]
     assert callable(client_app.app)
     assert callable(server_app.app)
+
+
+def test_a_new_app_divides_the_data_and_evaluates_as_the_simulator_does(tmp_path, monkeypatch):
+    asked = ["--clients", "5", "--client-tests", "0.25", "--set", "run.eval_clients=true"]
+    assert execute(["flower", "new", "app", *asked]) == 0
+    config = flattened(
+        tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    )
+    agreed = Agreement.read(config)
+    assert agreed.flower.eval_clients
+    sections = {name: {k: v for k, v in part.items() if v is not None} for name, part in agreed.sections.items()}
+    there = federation_of(check(sections))
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    from federation import task  # the app that was just written
+
+    for client in range(5):
+        context = Context(1, 1, {"client": client}, RecordDict(), config)
+        for (x, y), (features, labels) in (
+            (task.load_data(context), there.client(client)),
+            (task.load_own_test(context), there.client_tests.client(client)),
+            (task.load_test(context), there.test),
+        ):
+            assert torch.equal(x, features)
+            assert torch.equal(y, labels)
 
 
 @pytest.mark.parametrize(

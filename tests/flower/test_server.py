@@ -226,6 +226,15 @@ def test_clients_evaluate_the_model_they_receive_at_no_extra_exchange(world):
     assert last["cohort_accuracy_worst_decile"] == before["test_accuracy"]
 
 
+def test_clients_without_test_data_are_said(world, caplog):
+    wanted = config("fedavg", world.path / "out", 1, 2, flower__eval_clients=True)
+    grid = world.grid(wanted)
+    number_of = kedge.flower.client_number
+    grid.app = kedge.flower.client_app(mlp, lambda context: world.federation.client(number_of(context)))
+    world.server(wanted, grid=grid).run()
+    assert "round 1: no client has evaluated the model; client_app needs load_test" in caplog.text
+
+
 def test_weights_by_size_and_epochs_equal_the_simulator(world):
     wanted = config("scaffold-m", world.path / "out", 2, 2, run__weights="size", run__local_epochs=0.05)
     server = world.server(wanted)

@@ -79,6 +79,8 @@ class Record:
         if self._test is not None:
             self._flat.buffers.copy_(moment.buffers)
             row |= {f"test_{name}": v for name, v in evaluate(self._flat.module, self._loss, *self._test).items()}
+        if self._agreed.flower.eval_clients and not metrics:
+            log(WARNING, "round %s: no client has evaluated the model; client_app needs load_test", moment.round)
         row |= cohort_columns(metrics)
         row["step_norm"] = float((moment.state.x - before).norm())
         row |= {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
