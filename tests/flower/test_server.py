@@ -199,6 +199,16 @@ def test_clients_with_names_get_numbers_that_last(world):
     assert again.fleet.names == server.fleet.names
 
 
+def test_two_nodes_that_say_they_are_one_client_are_said(world, caplog):
+    wanted = config("fedavg", world.path / "out", 1, 3)
+    grid = world.grid(wanted)
+    grid.contexts[103], grid.activated[103], grid.late[103] = grid.contexts[100], "b", []
+    server = world.server(wanted, grid=grid)
+    server.run()
+    assert "client 0 is on several connected nodes, or was started again: only node 103 is asked" in caplog.text
+    assert_equal(world, server)
+
+
 def test_nodes_of_flowers_simulation_are_clients(world):
     wanted = config("scaffold-m", world.path / "out", 2, 2, flower__state_dir=str(world.path / "states"))
     grid = world.grid(wanted)

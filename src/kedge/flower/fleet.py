@@ -72,6 +72,10 @@ class Fleet:
         self._known[activation] = client
         self.sizes[client] = who.samples
         log(INFO, "client %s is node %s, with %s samples", client, activation.node, who.samples)
+        if sum(self._known.get(one) == client for one in self._online) > 1:
+            asked = max(one for one in self._online if self._known.get(one) == client)
+            text = "client %s is on several connected nodes, or was started again: only node %s is asked"
+            log(WARNING, text, client, asked.node)
 
     def _free(self) -> int:
         taken = {*self.names.values(), *self.sizes}
