@@ -218,7 +218,7 @@ def measure(loop: Loopback, kind: str, turn: int, rounds: int, widths: int) -> M
     for side in ("server", "client"):
         file = package / f"{side}_app.py"
         # Flower's FedAvg above does not evaluate the model, so ours does not either.
-        text = file.read_text().replace(", load_test=load_test", "").replace("load_test, ", "")
+        text = re.sub(r", load_test=\w+|load_(own_)?test, ", "", file.read_text())
         file.write_text(f"{text}\nfrom federation import used\n\nused.{side}()\n")
     before, began = _processor(loop), time.monotonic()
     loop.submit(app, f'flower.experiment="{name}"', name)

@@ -40,6 +40,9 @@ class LocalGrid(Grid):
         self.late: dict[int, list[Message]] = {node: [] for node in contexts}
         self.activated = dict.fromkeys(contexts, "a")
         self.count = self.plays = 0
+        self.down: list[int] = []
+        self.up: list[int] = []
+        """The bytes of every vector, as it travelled."""
 
     run: Any = None
 
@@ -84,12 +87,19 @@ class LocalGrid(Grid):
 
     def _answer(self, node: int, message: Message) -> Message:
         content = dict(message.content)
+        self.down += sizes(message.content)
         reply = self.app(message, self.contexts[node])
+        self.up += sizes(reply.content) if reply.has_content() else []
         message.content.update(content)  # the client has taken the vectors out; the message may be delivered again
         return reply
 
     def pull_messages(self, message_ids: Any) -> Any:
         return [self.replies.pop(identity) for identity in message_ids if identity in self.replies]
+
+
+def sizes(content: RecordDict) -> list[int]:
+    """Return the bytes of every vector of a message."""
+    return [len(array.data) for record in content.array_records.values() for array in record.values()]
 
 
 def changed(change: Callable[[RecordDict], None]) -> Callable[[Message], Message]:
@@ -139,7 +149,7 @@ def _pickled(content: RecordDict) -> None:
 
 def _refused(content: RecordDict) -> None:
     content.clear()
-    content["about"] = ConfigRecord({"refused": "no"})
+    content["about"] = ConfigRecord({"refused": "no\n\x1b[31mWARNING"})
 
 
 CORRUPTIONS: dict[str, Callable[[Message], Message]] = {
@@ -161,6 +171,8 @@ CORRUPTIONS: dict[str, Callable[[Message], Message]] = {
     "a path": _config(tag="../../etc"),
     "another type": _config(client="0"),
     "negative": _config(gradients=-1.0),
+    "absurd count": _config(gradients=1e308),  # two of them are infinite
+    "absurd loss": _config(test_loss=-1.7e308),
     "more words": _config(hello="x"),
     "refused": changed(_refused),
 }

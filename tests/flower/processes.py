@@ -1,7 +1,7 @@
 """Real processes on loopback: SuperLink, SuperNodes, ServerApp; killed, lied to, and always cleaned up.
 
 python -m tests.flower.processes --short     what .ci/run plays, in about two minutes
-python -m tests.flower.processes             also kill -9 of the SuperLink, and a SuperNode that stays away
+python -m tests.flower.processes             also kill -9 of the SuperLink, a SuperNode that stays away, and more
 """
 
 import argparse
@@ -9,9 +9,11 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,53 @@ def secured(work: Path, *, short: bool) -> None:
             trial.equals_the_simulator()
 
 
+def demo_stopped(work: Path, how: str) -> None:
+    """A demo that is stopped, or loses a SuperNode, ends all that it started and leaves only its run directory."""
+    place = work / "place"
+    place.mkdir()
+    env = os.environ | {"TMPDIR": str(place), "HOME": str(work / "home")}
+    command = [sys.executable, "-m", "kedge", "flower", "demo", "--rounds", "100", "--out", str(work / "demo")]
+    demo = subprocess.Popen(command, env=env, cwd=work, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        end = time.monotonic() + 150
+        while not (work / "demo").exists() or not read_rows(work / "demo").rows:
+            assert demo.poll() is None, "the demo ended by itself"
+            assert time.monotonic() < end, "the demo plays no round"
+            time.sleep(0.2)
+        began = time.monotonic()
+        if how == "Ctrl-C":
+            demo.send_signal(signal.SIGINT)
+        else:
+            nodes = [number for number in with_environment(str(place)) if b"\0node\0" in command_line(number)]
+            os.kill(nodes[0], signal.SIGKILL)
+        said = demo.communicate(timeout=60)[1]
+    finally:
+        demo.kill()
+    assert demo.returncode == (130 if how == "Ctrl-C" else 1), said
+    assert ("kedge: stopped; what there is stays in" if how == "Ctrl-C" else "has ended: ") in said, said
+    left = {number: command_line(number) for number in with_environment(str(place))}
+    assert not left, left
+    assert not list(place.iterdir())
+    assert not (work / "home" / ".flwr").exists()
+    print(f"  a demo after {how}: ended and cleaned up {time.monotonic() - began:.0f} s later", flush=True)
+
+
+def with_environment(text: str) -> list[int]:
+    """Return the processes that have a text in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is not ours
+            found += [int(path.name)] if text.encode() in (path / "environ").read_bytes() else []
+    return found
+
+
+def command_line(number: int) -> bytes:
+    """Return the command line of a process."""
+    with suppress(OSError):
+        return Path(f"/proc/{number}/cmdline").read_bytes()
+    return b""
+
+
 def main() -> None:
     """Play the trials."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -230,6 +279,9 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kedge-flower-") as place:
         secured(Path(place), short=short)
+    for how in ("Ctrl-C",) if short else ("Ctrl-C", "kill -9 of a SuperNode"):
+        with tempfile.TemporaryDirectory(prefix="kedge-flower-") as place:
+            demo_stopped(Path(place), how)
     with (
         tempfile.TemporaryDirectory(prefix="kedge-flower-") as place,
         Loopback(Path(place), database=not short) as loop,

@@ -1,21 +1,27 @@
 """`kedge flower`: the app it writes, and what it refuses."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from docs.tables.settings import table
 from kedge.cli.program import execute
 from kedge.flower import node, warm
 from kedge.flower.agreement import Agreement, FlowerSettings
-from kedge.runs.config import check, resolved
+from kedge.runs.config import check, federation_of, resolved
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def flattened(table, prefix=""):
@@ -52,6 +58,30 @@ def test_a_new_app_has_the_configuration_that_was_asked_for(tmp_path, monkeypatc
     assert callable(server_app.app)
 
 
+def test_a_new_app_divides_the_data_and_evaluates_as_the_simulator_does(tmp_path, monkeypatch):
+    asked = ["--clients", "5", "--client-tests", "0.25", "--set", "run.eval_clients=true"]
+    assert execute(["flower", "new", "app", *asked]) == 0
+    config = flattened(
+        tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    )
+    agreed = Agreement.read(config)
+    assert agreed.flower.eval_clients
+    sections = {name: {k: v for k, v in part.items() if v is not None} for name, part in agreed.sections.items()}
+    there = federation_of(check(sections))
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    from federation import task  # the app that was just written
+
+    for client in range(5):
+        context = Context(1, 1, {"client": client}, RecordDict(), config)
+        for (x, y), (features, labels) in (
+            (task.load_data(context), there.client(client)),
+            (task.load_own_test(context), there.client_tests.client(client)),
+            (task.load_test(context), there.test),
+        ):
+            assert torch.equal(x, features)
+            assert torch.equal(y, labels)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -84,3 +114,19 @@ def test_a_node_falls_back_to_flowers_own_where_it_was_not_tried(monkeypatch):
     assert executor[-1] == "127.0.0.1:9000"
     monkeypatch.setattr(warm, "version", lambda name: "1.42.0")
     assert node.command_lines(["--insecure"]) == (["flower-supernode", "--insecure"], None)
+
+
+def test_a_node_finds_flowers_program_where_its_environment_is_not_active():
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", "flower", "node", "--", "--nonsense"], env=os.environ | {"PATH": os.defpath},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "flower-supernode: error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_node_without_flowers_program_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(node, "program_path", lambda: str(tmp_path))
+    assert execute(["flower", "node", "--", "--insecure"]) == 2
+    assert "there is no program flower-supernode, which Flower installs" in capsys.readouterr().err

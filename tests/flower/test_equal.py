@@ -37,7 +37,9 @@ def test_every_algorithm_equals_the_simulator_to_the_bit(case, federation, tmp_p
     world = World(tmp_path, federation, mlp)
     cohort = 3 if kedge.ALGORITHMS[case.id].full_participation else 2
     hyper = {f"algorithm.{name}": value for name, value in case.hyper.items()}
-    server = world.server(config(case.id, tmp_path / "out", 4, cohort) | hyper)
+    wanted = config(case.id, tmp_path / "out", 4, cohort) | hyper
+    grid = world.grid(wanted)
+    server = world.server(wanted, grid=grid)
     server.run()
     wanted = assert_equal(world, server)
     found = kedge.read_run(tmp_path / "out")
@@ -49,5 +51,8 @@ def test_every_algorithm_equals_the_simulator_to_the_bit(case, federation, tmp_p
         assert last[name] == there[name], name
     if cohort < 3:  # otherwise the simulator does not count what clients could form themselves
         assert last["bytes_down"] == there["bytes_down"]
-    # Besides what is declared, a vector costs 128 bytes.
-    assert last["bytes_down"] < server.gather.sent <= last["bytes_down"] + 128 * 40 * 3
+    # Besides what is declared, a vector costs 128 bytes, and nothing else travels.
+    for travelled, declared in ((grid.down, last["bytes_down"]), (grid.up, last["bytes_up"])):
+        assert travelled
+        assert sum(travelled) == declared + 128 * len(travelled)
+    assert (server.gather.sent, server.gather.received) == (sum(grid.down), sum(grid.up))

@@ -1,14 +1,19 @@
-"""Schedules, local updates and reply transforms on a federation give what the simulator gives, to the bit.
+"""Schedules, local updates, reply transforms and several inputs give what the simulator gives, to the bit.
 
 Privacy is compared without its noise, which a federation draws from secret seeds.
 """
 
 import warnings
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import kedge
-from kedge.errors import RunWarning
+from kedge.errors import RunWarning, UsageError
+from kedge.flower.agreement import Agreement
+from kedge.flower.server import Server
 from tests.flower.grid import World, config, digits, mlp
 from tests.flower.test_equal import assert_equal
 
@@ -50,3 +55,45 @@ def test_clients_evaluate_the_model_with_their_personal_layers_and_the_server_ev
     right = [float((model(features).argmax(1) == labels).double().mean()) for model in models]
     assert last["cohort_accuracy"] == pytest.approx(sum(right) / 3)
     assert len(set(right)) > 1
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, left, right):
+        return self.layer(torch.cat([left, right], 1))
+
+
+@pytest.mark.parametrize("form", [tuple, dict])
+def test_both_ends_evaluate_models_of_several_inputs(form, tmp_path):
+    def halved(samples):
+        x, labels = samples[0].double().numpy(), samples[1].numpy().astype(np.int16)  # as users have them
+        return ((x[:, :32], x[:, 32:]) if form is tuple else {"left": x[:, :32], "right": x[:, 32:]}), labels
+
+    whole = digits()
+    data = kedge.Federation([halved(whole.client(client)) for client in range(3)], halved(whole.test))
+    torch.manual_seed(0)
+    model = TwoInputs()
+    world = World(tmp_path, data, lambda: model)
+    wanted = config("scaffold-m", tmp_path / "out", 2, 3, flower__eval_clients=True)
+    grid = world.grid(wanted)
+    grid.app = kedge.flower.client_app(
+        model, lambda context: halved(whole.client(kedge.flower.client_number(context))),
+        load_test=lambda context: halved(whole.test),
+    )  # fmt: skip
+    server = Server(grid, Agreement.read(wanted), model, halved(whole.test), sleep=lambda seconds: None)
+    server.run()
+    played = assert_equal(world, server)
+    first, last = kedge.read_run(tmp_path / "out").rows
+    assert last["test_loss"] == played.history[-1]["test_loss"]
+    assert last["cohort_loss"] == pytest.approx(first["test_loss"])
+
+
+def test_test_data_without_a_label_per_sample_is_one_sentence(tmp_path):
+    world = World(tmp_path, digits(), mlp)
+    agreed = Agreement.read(config("fedavg", tmp_path / "out", 1, 2))
+    features, labels = world.federation.test
+    with pytest.raises(UsageError, match="the test features have 50 rows, but there are 49 labels"):
+        Server(world.grid({}), agreed, mlp(), (features, labels[1:]))

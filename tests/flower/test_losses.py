@@ -149,6 +149,7 @@ def test_a_reply_that_is_not_as_it_must_be_is_dropped_with_its_reason(corruption
     assert server.moment.round == 2
     assert 1 not in server.versions.now
     assert "the reply of client 1 is dropped: " in caplog.text
+    assert all(record.getMessage().isprintable() for record in caplog.records)
     own = [world.client(server, i) for i in range(3)]
     one, other = INVARIANTS["scaffold-m"](server.moment.state._asdict(), own)
     assert float((one - other).abs().max()) < 1e-6

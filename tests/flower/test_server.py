@@ -6,6 +6,7 @@ import subprocess
 import sys
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
@@ -14,7 +15,7 @@ import kedge
 from kedge.errors import FailedRunError, UsageError
 from kedge.flower import fleet
 from kedge.flower.agreement import Agreement
-from tests.flower.grid import Died, World, config, digits, mlp
+from tests.flower.grid import CORRUPTIONS, Died, World, config, digits, mlp, vectors
 from tests.flower.test_equal import assert_equal, simulated
 
 
@@ -166,6 +167,21 @@ def test_a_reply_with_an_absurd_norm_is_dropped_if_asked_for(tmp_path, monkeypat
     assert "the reply of client 3 is dropped: its norm is" in caplog.text
 
 
+@pytest.mark.parametrize(("name", "number"), [("scaffold-m", 3e38), ("fedavg", 3e38), ("fedavg", 1e25)])
+def test_huge_numbers_end_the_run_and_never_reach_a_checkpoint(name, number, world, monkeypatch):
+    # The sum of two is infinite, in the opening of SCAFFOLD-M; 1e25 is finite, but the length of the step is not.
+    monkeypatch.setitem(CORRUPTIONS, "huge numbers", vectors(lambda values: np.full_like(values, number)))
+    wanted = config(name, world.path / "out", 2, 3)
+    server = world.server(wanted, lambda client, message: "huge numbers" if client else "ok")
+    with pytest.raises(FailedRunError, match=r"diverged in round .* eta, which is 0.05, or a client that sends huge"):
+        server.run()
+    assert kedge.read_run(world.path / "out").diverged is not None
+    server = world.server(wanted)
+    server.run()
+    assert_equal(world, server)
+    assert [row["round"] for row in kedge.read_run(world.path / "out").rows] == [1, 2]
+
+
 def test_clients_with_names_get_numbers_that_last(world):
     wanted = config("scaffold-m", world.path / "out", 2, 2)
     grid = world.grid(wanted)
@@ -181,6 +197,16 @@ def test_clients_with_names_get_numbers_that_last(world):
     grid.contexts = dict(reversed(grid.contexts.items()))
     again.run()
     assert again.fleet.names == server.fleet.names
+
+
+def test_two_nodes_that_say_they_are_one_client_are_said(world, caplog):
+    wanted = config("fedavg", world.path / "out", 1, 3)
+    grid = world.grid(wanted)
+    grid.contexts[103], grid.activated[103], grid.late[103] = grid.contexts[100], "b", []
+    server = world.server(wanted, grid=grid)
+    server.run()
+    assert "client 0 is on several connected nodes, or was started again: only node 103 is asked" in caplog.text
+    assert_equal(world, server)
 
 
 def test_nodes_of_flowers_simulation_are_clients(world):
@@ -208,6 +234,15 @@ def test_clients_evaluate_the_model_they_receive_at_no_extra_exchange(world):
     before = simulated(world, server).history[2]
     assert last["cohort_loss"] == pytest.approx(before["test_loss"])
     assert last["cohort_accuracy_worst_decile"] == before["test_accuracy"]
+
+
+def test_clients_without_test_data_are_said(world, caplog):
+    wanted = config("fedavg", world.path / "out", 1, 2, flower__eval_clients=True)
+    grid = world.grid(wanted)
+    number_of = kedge.flower.client_number
+    grid.app = kedge.flower.client_app(mlp, lambda context: world.federation.client(number_of(context)))
+    world.server(wanted, grid=grid).run()
+    assert "round 1: no client has evaluated the model; client_app needs load_test" in caplog.text
 
 
 def test_weights_by_size_and_epochs_equal_the_simulator(world):

@@ -10,8 +10,9 @@ from kedge.client.evaluation import evaluate
 from kedge.client.flat import FlatModule, convolves
 from kedge.client.steps import Autograd, ClientSteps, Loss
 from kedge.client.trial import try_model
+from kedge.errors import UsageError
 from kedge.round import AnyAlgorithm, Form, Member, Question, Reply, Rules, answer
-from kedge.samples import Eager, Input, mapped, read_input, read_labels
+from kedge.samples import Eager, Input, leaves, mapped, read_input, read_labels
 from kedge.settings import Settings
 
 
@@ -48,8 +49,10 @@ class Client:
         self.number, self.algorithm, self.settings = number, algorithm, settings
         self._flat = FlatModule(model, torch.device("cpu"))
         dtype = self._flat.initial.dtype
-        self._labels = _targets(labels, dtype)
-        samples = Eager(_inputs(features, model, dtype, len(self._labels)), self._labels)
+        inputs, self._labels = read_samples(features, labels, dtype)
+        if convolves(model, inputs):
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        samples = Eager(inputs, self._labels)
         rows = torch.arange(len(self._labels))
         first = rows[: settings.batch_size]
         who = f"a minibatch of client {number} has {len(first)} sample"
@@ -83,11 +86,12 @@ class Client:
         """Return the server's ``x`` as the client sees it, with its personal layers."""
         return self._rules.entered(x, state._asdict())
 
-    def evaluated(self, x: Tensor, buffers: Tensor, loss: Loss, features: Input, labels: Tensor) -> dict[str, float]:
+    def evaluated(self, x: Tensor, buffers: Tensor, loss: Loss, features: Any, labels: Any) -> dict[str, float]:
         """Return the metrics of a model with these parameters and buffers on other samples."""
+        samples = read_samples(features, labels, x.dtype, "the test ")
         self._flat.bind(x)
         self._flat.buffers.copy_(buffers)
-        return evaluate(self._flat.module, loss, features, labels)
+        return evaluate(self._flat.module, loss, *samples)
 
     def release(self) -> None:
         """Let go of the model's own parameters, since questions bring others: `initial` keeps only their form."""
@@ -102,16 +106,15 @@ class Client:
         return reply
 
 
-def _inputs(features: Any, model: nn.Module, dtype: torch.dtype, rows: int) -> Input:
-    """Return samples as the model takes them: floats in its dtype, integers unchanged."""
+def read_samples(features: Any, labels: Any, dtype: torch.dtype, kind: str = "the ") -> tuple[Input, Tensor]:
+    """Return samples and labels as a model of this dtype takes them: floats in its dtype, integers unchanged."""
 
     def moved(leaf: Tensor) -> Tensor:
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-    found = mapped(moved, read_input(features, "the features", rows))
-    return found.contiguous(memory_format=torch.channels_last) if convolves(model, found) else found
-
-
-def _targets(labels: Any, dtype: torch.dtype) -> Tensor:
-    found = read_labels(labels, "the labels")
-    return found.to(dtype) if found.is_floating_point() else found
+    targets = moved(read_labels(labels, f"{kind}labels"))
+    inputs = mapped(moved, read_input(features, f"{kind}features", len(targets)))
+    for leaf in leaves(inputs):
+        if len(leaf) != len(targets):
+            raise UsageError(f"{kind}features have {len(leaf)} rows, but there are {len(targets)} labels")
+    return inputs, targets

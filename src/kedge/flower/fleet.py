@@ -11,7 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from kedge.errors import UsageError
-from kedge.flower.wire import Present, about, refusal
+from kedge.flower.wire import Present, about, plain, refusal
 
 LOOK = 1.0
 """Seconds between looks at who is connected."""
@@ -54,7 +54,7 @@ class Fleet:
                 self._meet(activation, reply)
             except UsageError as error:
                 self._refused.add(activation)
-                log(WARNING, "node %s is not a client: %s", activation.node, error)
+                log(WARNING, "node %s is not a client: %s", activation.node, plain(error))
 
     def _meet(self, activation: Activation, reply: Message) -> None:
         if reply.has_error():
@@ -72,6 +72,10 @@ class Fleet:
         self._known[activation] = client
         self.sizes[client] = who.samples
         log(INFO, "client %s is node %s, with %s samples", client, activation.node, who.samples)
+        if sum(self._known.get(one) == client for one in self._online) > 1:
+            asked = max(one for one in self._online if self._known.get(one) == client)
+            text = "client %s is on several connected nodes, or was started again: only node %s is asked"
+            log(WARNING, text, client, asked.node)
 
     def _free(self) -> int:
         taken = {*self.names.values(), *self.sizes}

@@ -21,7 +21,7 @@ from kedge.flower.agreement import Agreement
 from kedge.flower.arrays import Spec
 from kedge.flower.fleet import Activation, Fleet, pulled
 from kedge.flower.versions import FRESH
-from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, refusal, unpack, unpack_buffers
+from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, plain, refusal, unpack, unpack_buffers
 from kedge.round import OPENING, Question, Reply, Rounds, Total
 from kedge.rules import keeps_state
 from kedge.shards import Sums
@@ -177,7 +177,8 @@ class Gatherer:
                 try:
                     reply = self._reply(message, question, client, tag)
                 except UsageError as error:
-                    log(WARNING, "round %s: the reply of client %s is dropped: %s", question.round, client, error)
+                    text = "round %s: the reply of client %s is dropped: %s"
+                    log(WARNING, text, question.round, client, plain(error))
                     continue
                 yield reply
                 del reply

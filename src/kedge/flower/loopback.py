@@ -40,6 +40,11 @@ class Process(NamedTuple):
     start: str
 
 
+def program_path() -> str:
+    """Return a PATH on which Flower's programs are: beside this Python, although its environment may not be active."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
 def free_port() -> int:
     """Return a port of the loopback interface that nobody uses."""
     with socket.socket() as probe:
@@ -64,7 +69,7 @@ class Loopback:
         self.env = os.environ | {
             "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "OMP_NUM_THREADS": "1",
+            "PATH": program_path(), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
 
     def __enter__(self) -> Self:

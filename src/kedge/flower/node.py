@@ -1,5 +1,7 @@
 """`kedge flower node`: flower-supernode with a SuperExec that keeps torch imported, or Flower's own where it cannot."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from kedge.errors import UsageError
-from kedge.flower.loopback import free_port
+from kedge.flower.loopback import free_port, program_path
 from kedge.flower.warm import TRIED, is_supported
 
 
@@ -44,7 +46,12 @@ def run_node(arguments: Sequence[str], say: Callable[[str], object] = print) -> 
     node, executor = command_lines(arguments)
     if executor is None:
         say(f"this Flower is not one of {', '.join(f'{v}x' for v in TRIED)}: every message starts a process")
-    processes = [subprocess.Popen(command) for command in (node, executor) if command is not None]
+    path = program_path()
+    program = shutil.which(node[0], path=path)
+    if program is None:
+        raise UsageError(f"there is no program {node[0]}, which Flower installs, beside this Python or on PATH")
+    commands = [[program, *node[1:]], *([] if executor is None else [executor])]
+    processes = [subprocess.Popen(command, env=os.environ | {"PATH": path}) for command in commands]
 
     def end(number: int, frame: FrameType | None) -> None:
         for process in processes:

@@ -9,8 +9,7 @@ from pathlib import Path
 from flwr.common import log
 from torch import Tensor
 
-from kedge.checks import tensor
-from kedge.client import FlatModule, Loss, evaluate, summarised
+from kedge.client import FlatModule, Loss, evaluate, read_samples, summarised
 from kedge.errors import FailedRunError
 from kedge.files import cut
 from kedge.flower.agreement import Agreement
@@ -34,7 +33,7 @@ class Record:
             if test is not None:
                 log(WARNING, "%s: it is not evaluated; see flower.eval_clients", PERSONAL)
             test = None
-        self._test = None if test is None else (_floats(test[0], flat.initial), tensor(test[1], "the test labels"))
+        self._test = None if test is None else read_samples(*test, flat.initial.dtype, "the test ")
         self._last: Row = {}
         self._before, self._began = 0.0, time.monotonic()
 
@@ -72,30 +71,37 @@ class Record:
         return done % (self._agreed.run.eval_every or 1) == 0 or done == self._agreed.run.rounds
 
     def add(self, moment: Moment, before: Tensor, metrics: Sequence[Told]) -> Row:
-        """Evaluate the model, if that is due, and write a row."""
-        if not self.is_due(moment.round):
-            return {}
+        """Evaluate the model, if that is due, and write a row; end a run that is no longer finite."""
         row: Row = {"round": moment.round}
+        if not self.is_due(moment.round):
+            self.check(moment)
+            return {}
         if self._test is not None:
             self._flat.buffers.copy_(moment.buffers)
-            found = evaluate(self._flat.module, self._loss, *self._test)
-            row |= {f"test_{name}": value for name, value in found.items() if math.isfinite(value)}
+            row |= {f"test_{name}": v for name, v in evaluate(self._flat.module, self._loss, *self._test).items()}
+        if self._agreed.flower.eval_clients and not metrics:
+            log(WARNING, "round %s: no client has evaluated the model; client_app needs load_test", moment.round)
         row |= cohort_columns(metrics)
         row["step_norm"] = float((moment.state.x - before).norm())
         row |= {"bytes_down": moment.bytes_down, "bytes_up": moment.bytes_up, "gradients": moment.gradients}
         row["seconds"] = self.seconds()
-        if math.isfinite(row["step_norm"]):
-            self.directory.append_metrics(row)
-            self.directory.flush_metrics()
-            self._last = row
+        self.check(moment, row)
+        self.directory.append_metrics(row)
+        self.directory.flush_metrics()
+        self._last = row
         return row
 
-    def check(self, moment: Moment) -> None:
-        """End a run whose model is no longer finite."""
-        if not all_finite(moment.state.x):
-            self.directory.write_summary(self._summary() | {"diverged_in_round": moment.round})
+    def check(self, moment: Moment, row: Row | None = None) -> None:
+        """End a run whose vectors or numbers are no longer finite: the last checkpoint is to stay so."""
+        numbers = (row or {}).values()
+        if not all(map(math.isfinite, numbers)) or not all(map(all_finite, (*moment.state, moment.buffers))):
+            round = max(moment.round, 1)  # the opening belongs to the first one
+            self.directory.write_summary(self._summary() | {"diverged_in_round": round})
             name, eta = type(self._agreed.algorithm).__name__, self._agreed.algorithm.eta
-            raise FailedRunError(f"{name} diverged in round {moment.round}; the likely cause is eta, which is {eta:g}")
+            raise FailedRunError(
+                f"{name} diverged in round {round}; the likely cause is eta, which is {eta:g}, or a client that "
+                "sends huge numbers, which flower.z_score would drop"
+            )
 
     def finish(self, moment: Moment) -> None:
         """Write the model and the summary."""
@@ -114,11 +120,6 @@ def cohort_columns(metrics: Sequence[Told]) -> Row:
     named = [{"loss": told.test_loss, "accuracy": told.test_accuracy} for told in metrics]
     rows = [{name: value for name, value in row.items() if value is not None} for row in named]
     return summarised(rows, "cohort") if rows and all(row.keys() == rows[0].keys() for row in rows) else {}
-
-
-def _floats(features: object, like: Tensor) -> Tensor:
-    found = tensor(features, "the test features")
-    return found.to(like.dtype) if found.is_floating_point() else found
 
 
 def _flower_version() -> str:

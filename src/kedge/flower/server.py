@@ -197,6 +197,7 @@ class Server:
         if not self._opened:
             if self._agreed.algorithm.at(0).opening():
                 self.moment = self._played(range(self._agreed.clients), opening=True)
+                self._record.check(self.moment)
             self._opened = True
             self._save()
         round, began = self.moment.round, time.monotonic()
@@ -204,7 +205,6 @@ class Server:
         self.moment = self._played(self._cohort(round), opening=False)
         self._flat.bind(self.moment.state.x)
         row = self._record.add(self.moment, before, self.gather.metrics)
-        self._record.check(self.moment)  # before it is saved: the last checkpoint stays finite
         self._save()
         shown = "".join(f", {name} {row[name]:.4g}" for name in ("test_loss", "test_accuracy") if name in row)
         log(INFO, "round %s of %s: %.1f s%s", round + 1, self._agreed.run.rounds, time.monotonic() - began, shown)

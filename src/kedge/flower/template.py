@@ -67,6 +67,12 @@ def load_test(context: Context) -> tuple:
     return _federation(context).test
 
 
+def load_own_test(context: Context) -> tuple:
+    """Return the samples and labels on which this client evaluates with flower.eval_clients."""
+    federation = _federation(context)
+    return (federation.client_tests or federation).client(client_number(context))
+
+
 def _federation(context: Context) -> kedge.Federation:
     config = context.run_config
     return kedge.load_federation({data})
@@ -83,14 +89,14 @@ app = server_app(model, load_test=load_test)
 CLIENT = """\
 from kedge.flower import client_app
 
-from federation.task import load_data, model
+from federation.task import load_data, load_own_test, model
 
-app = client_app(model, load_data)
+app = client_app(model, load_data, load_test=load_own_test)
 """
 
 DATA = {
     "clients": "clients", "partition": "partition", "alpha": "alpha", "data_dir": "data_dir", "holdout": "holdout",
-    "test_samples": "test_samples", "shards_per_client": "shards_per_client",
+    "test_samples": "test_samples", "client_tests": "client_tests", "shards_per_client": "shards_per_client",
 }  # fmt: skip
 """The settings of a data set and the parameters of `kedge.load_federation`."""
 
@@ -141,7 +147,7 @@ def _config(sections: Mapping[str, Mapping[str, Any]], out: str) -> str:
         "model": {key: value for key, value in model.items() if value is not None},
         "algorithm": sections["algorithm"],
         "run": {key: sections["run"][key] for key in RUN},
-        "flower": FlowerSettings(out=out).written(),
+        "flower": FlowerSettings(out=out, eval_clients=sections["run"]["eval_clients"]).written(),
     }
     lines = []
     for section, values in parts.items():

@@ -28,6 +28,9 @@ Tag = Annotated[str, Field(pattern=r"^([0-9]{6}-[0-9]{10})?$")]
 
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 
+_Real = Annotated[float, Field(ge=-1e300, le=1e300)]
+"""A number of a client's: the sum of many of them is finite, too."""
+
 
 class Asked(BaseModel):
     """What a question says, besides its vectors."""
@@ -53,9 +56,9 @@ class Told(BaseModel):
 
     client: _Count
     tag: Tag
-    gradients: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    gradients: Annotated[float, Field(ge=0, le=2**53)]
     test_samples: _Count = 0
-    test_loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    test_loss: _Real | None = None
     test_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
@@ -150,6 +153,11 @@ def refusal(records: RecordDict) -> str | None:
     """Return why a client did not answer; None if it did."""
     record = _of(ConfigRecord, records).get(ABOUT)
     return about(records, Refused).refused if record is not None and "refused" in record else None
+
+
+def plain(text: object) -> str:
+    """Return what others wrote on one line for a log, without terminal escape sequences."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))
 
 
 def names(records: RecordDict) -> list[str]:
