@@ -13,7 +13,7 @@ ROOT = Path(kedge.__file__).parent
 SMALL = {"errors", "checks", "keyed", "samples"}
 CORE = SMALL | {
     "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
-    "shards", "calls", "schedules", "local_updates", "rules", "probe", "transforms",
+    "shards", "calls", "schedules", "local_update", "local_updates", "rules", "probe", "transforms",
 }  # fmt: skip
 ALLOWED = {
     "errors": set(),

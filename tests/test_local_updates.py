@@ -13,7 +13,7 @@ from torch import nn
 import kedge
 from kedge.cli.program import execute
 from kedge.errors import RunWarning
-from kedge.local_updates import LocalUpdate, norms
+from kedge.local_update import LocalUpdate, norms
 from kedge.runs.config import check, resolved
 from kedge.simulator import Simulation
 from tests.cases import CASES

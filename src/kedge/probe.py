@@ -14,7 +14,7 @@ from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Heard, Local, Needs
 from kedge.local_steps import Gradient, local_steps
-from kedge.local_updates import LocalUpdate, Step
+from kedge.local_update import LocalUpdate, Step
 
 SIZE, STEPS, ROUNDS, EXACT = 3, 2, 2, 1e-9
 CLIENTS = (slice(0, 1), slice(1, 2))

@@ -25,7 +25,7 @@ from kedge.direction import Direction, Vector
 from kedge.exchange import Effort, Heard, Local, Needs
 from kedge.forming import formed
 from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
-from kedge.local_updates import LocalUpdate, seen_through
+from kedge.local_update import LocalUpdate, seen_through
 from kedge.rules import ASKED as ASKED
 from kedge.rules import AnyAlgorithm as AnyAlgorithm
 from kedge.rules import AnyExchange as AnyExchange

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kedge.checks import LARGEST, MOST, is_finite, limits, whole
 from kedge.errors import UsageError, shown, unknown
-from kedge.local_updates import LocalUpdate
+from kedge.local_update import LocalUpdate
+from kedge.local_update import text as update_text
 from kedge.local_updates import read as read_update
-from kedge.local_updates import text as update_text
 from kedge.schedules import Schedule, is_schedule, read
 from kedge.transforms import ReplyTransform
 from kedge.transforms import read as read_transforms

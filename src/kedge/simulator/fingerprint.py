@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.files import METRIC
-from kedge.local_updates import Chain
+from kedge.local_update import Chain
 from kedge.problem import Federation
 from kedge.samples import Lazy, leaves, structure
 from kedge.schedules import Schedule
