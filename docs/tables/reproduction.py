@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kedge.reproduce.claims import UNITS, Difference, Finding, findings
+from kedge.reproduce.claims import UNITS, Difference, JudgedClaim, findings
 from kedge.reproduce.conduct import measures_of
 from kedge.reproduce.estimate import cost_table
 from kedge.reproduce.experiment import SCALES, Experiment, load, names
@@ -74,7 +74,7 @@ def unstated() -> str:
     return _table([*rows, *([e.figure, e.unstated] for e in map(load, names()) if not e.beyond)])
 
 
-def judged(experiment: Experiment, results: Path) -> tuple[str, list[Finding]]:
+def judged(experiment: Experiment, results: Path) -> tuple[str, list[JudgedClaim]]:
     """Return the best scale that was run, or else laptop, and what it says about the claims."""
     for scale in (scale for scale in SHOWN if scale in experiment.scales):
         measured = measures_of(results, experiment.name, scale)
@@ -84,7 +84,7 @@ def judged(experiment: Experiment, results: Path) -> tuple[str, list[Finding]]:
     return scale, findings(experiment, measured or [], look, experiment.scales[scale].untestable)
 
 
-def _row(experiment: Experiment, scale: str, finding: Finding) -> list[str]:
+def _row(experiment: Experiment, scale: str, finding: JudgedClaim) -> list[str]:
     folder = f"../experiments/results/{experiment.name}/{scale}"
     ran = bool(finding.differences)
     where = finding.where or experiment.figure
@@ -101,7 +101,7 @@ def _row(experiment: Experiment, scale: str, finding: Finding) -> list[str]:
     ]
 
 
-def _measured(each: Difference, finding: Finding) -> str:
+def _measured(each: Difference, finding: JudgedClaim) -> str:
     unit = UNITS[finding.claim.metric][1]
     if math.isnan(each.adjusted):
         return f"{each.name}: {each.amount} {unit}"

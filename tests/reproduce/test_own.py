@@ -12,7 +12,7 @@ import pytest
 
 import kedge
 from kedge.cli.program import execute
-from kedge.own_code import Place, consent_ends
+from kedge.own_code import CodePlace, consent_ends
 from kedge.reproduce.conduct import UnfinishedError, conduct
 from kedge.reproduce.experiment import read_own
 from kedge.reproduce.plan import Plan
@@ -174,7 +174,7 @@ def conducted(out, processes, ends=None):
 @pytest.fixture
 def trusted(place):
     with consent_ends():
-        Place(Path("my.py"), "load").trust()
+        CodePlace(Path("my.py"), "load").trust()
         yield
 
 

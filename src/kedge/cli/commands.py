@@ -142,9 +142,9 @@ def sweep(
     Every run has its own directory, DIR/runs/POINT-seedK. The same command resumes an interrupted sweep: finished runs
     are not repeated, and the others resume from their checkpoints. More values or seeds extend the sweep.
     """
-    from kedge.cli.sweep import Asked, sweep
+    from kedge.cli.sweep import SweepOptions, sweep
 
-    sweep(config, set_, out, jobs, given, Asked(grid or [], seeds, metric, halving, search, trials), trust=trust)
+    sweep(config, set_, out, jobs, given, SweepOptions(grid or [], seeds, metric, halving, search, trials), trust=trust)
 
 
 def algorithms(

@@ -10,7 +10,7 @@ import typer
 from kedge.cli import options
 from kedge.cli.console import errors
 from kedge.errors import UsageError
-from kedge.own_code import PLACES, Place
+from kedge.own_code import PLACES, CodePlace
 
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the file.py:Class that a configuration names, without asking.")
@@ -67,7 +67,7 @@ def allow(named: Iterable[Any], used: Iterable[Any], source: Path | None, *, tru
         place.trust()
 
 
-def _agrees(place: Place, source: Path | None) -> bool:
+def _agrees(place: CodePlace, source: Path | None) -> bool:
     """Ask, if somebody is there to answer."""
     if not (sys.stdin.isatty() and errors.is_terminal):
         return False

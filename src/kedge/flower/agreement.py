@@ -14,7 +14,7 @@ from typing import Any, Literal
 from kedge.algorithms import make_algorithm
 from kedge.checks import whole
 from kedge.errors import UsageError, shown, unknown
-from kedge.own_code import Place
+from kedge.own_code import CodePlace
 from kedge.round import AnyAlgorithm
 from kedge.runs.settings import DataSettings, ModelSettings, SimulationSettings
 from kedge.schedules import Schedule
@@ -116,7 +116,7 @@ class Agreement:
         run, flower = _read(SimulationSettings, "run", raw["run"]), _read(FlowerSettings, "flower", raw["flower"])
         hyper = dict(raw["algorithm"])
         name = hyper.pop("name", "scaffold-m")
-        if Place.parse(str(name)) is not None:
+        if CodePlace.parse(str(name)) is not None:
             raise UsageError(f"algorithm.name is {shown(name)}, but your own algorithm is given to the apps in Python")
         if algorithm is None:
             algorithm = make_algorithm(str(name), {"eta": 0.1} | hyper)

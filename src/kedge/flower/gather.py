@@ -19,7 +19,7 @@ from kedge.errors import UsageError
 from kedge.exchange import Effort
 from kedge.flower.agreement import Agreement
 from kedge.flower.arrays import Spec
-from kedge.flower.fleet import Activation, Fleet, pulled
+from kedge.flower.fleet import Fleet, Incarnation, pulled
 from kedge.flower.versions import FRESH
 from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, refusal, unpack, unpack_buffers
 from kedge.round import OPENING, Question, Reply, Rounds, Total
@@ -139,7 +139,7 @@ class Gatherer:
         """
         end = time.monotonic() + self._agreed.flower.deadline
         news = self._news(question, clients)
-        owed, waiting, sent = set(clients), dict[str, int](), set[tuple[int, Activation]]()
+        owed, waiting, sent = set(clients), dict[str, int](), set[tuple[int, Incarnation]]()
         kept: dict[int, Reply] = {}
         count = 0
         while owed and count < enough:
@@ -205,7 +205,7 @@ class Gatherer:
 
     def _send(
         self, question: Question, news: Mapping[int, tuple[str, ...]], owed: set[int], tag: str,
-        sent: set[tuple[int, Activation]], end: float,
+        sent: set[tuple[int, Incarnation]], end: float,
     ) -> dict[str, int]:  # fmt: skip
         """Send to every node that owes a reply and was not asked yet; return the messages' names."""
         found = ((client, self.fleet.activation(client)) for client in sorted(owed))

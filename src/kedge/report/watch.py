@@ -101,7 +101,7 @@ def _title(folder: Path) -> str:
     return f"Runs in {os.fspath(folder)}"
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """The server of a live page, on the loopback interface."""
 
     daemon_threads = True
@@ -125,7 +125,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: PageServer
     server_version, sys_version = "kedge", ""
     protocol_version = "HTTP/1.1"
     timeout = PATIENCE

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kedge.errors import UsageError, shown, unknown
-from kedge.runs.config import load_toml
 from kedge.runs.own import short_name
+from kedge.runs.toml import load_toml
 
 
 def _dotted(sections: Any) -> Any:

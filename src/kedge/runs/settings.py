@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kedge.checks import byte_size
 from kedge.errors import UsageError, shown, unknown
-from kedge.runs.schedule import Interval
+from kedge.runs.checkpoint_timer import Interval
 from kedge.schedules import Schedule
 from kedge.settings import Section, Setting, Settings, setting
 
@@ -179,7 +179,8 @@ def _read(name: str, kind: type[Section], values: Mapping[str, Any]) -> Any:
     try:
         return kind.read(values)
     except UsageError as error:
-        raise UsageError(f"{name}.{error}") from None
+        named = str(error).partition(" ")[0] in kind.declared
+        raise UsageError(f"{name}.{error}" if named else str(error)) from None
 
 
 def _is_plain(value: Any) -> bool:

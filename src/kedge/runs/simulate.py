@@ -18,6 +18,7 @@ from kedge.client import Loss, Metric, check_metrics
 from kedge.errors import RunWarning, UsageError
 from kedge.problem import Federation
 from kedge.rules import PERSONAL
+from kedge.runs.checkpoint_timer import Interval
 from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.interrupts import stopping_on_interrupt
 from kedge.runs.live import Callbacks, LiveRun
@@ -26,7 +27,6 @@ from kedge.runs.rebuild import described
 from kedge.runs.recording import Recording
 from kedge.runs.result import DivergedError as DivergedError
 from kedge.runs.result import Result as Result
-from kedge.runs.schedule import Interval
 from kedge.runs.settings import SimulationSettings
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation

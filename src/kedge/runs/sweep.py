@@ -15,7 +15,7 @@ from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
 from kedge.own_code import PLACES
 from kedge.runs.batch import FREE, Event, available_cores, rehearse, run_batch
-from kedge.runs.config import Config, check, eval_every, merged
+from kedge.runs.config import Config, check, eval_every
 from kedge.runs.directory import to_toml
 from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
 from kedge.runs.optuna_search import FILE as STUDY
@@ -23,6 +23,7 @@ from kedge.runs.optuna_search import Study, require_optuna
 from kedge.runs.own import absolute_place, entry_of, metrics_of
 from kedge.runs.reader import read_toml
 from kedge.runs.search import Standing, is_higher_better, ranked
+from kedge.runs.toml import merged
 
 FILE, BEST = "sweep.toml", "best"
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
-from kedge.client.trial import Trial
+from kedge.client.trial import ModelTraits
 from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -92,7 +92,7 @@ class Simulation:
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
-    def _tried(self) -> Trial:
+    def _tried(self) -> ModelTraits:
         """Try the model on the smallest client."""
         data, size = self.federation, self.settings.batch_size
         smallest = int(data.sizes.argmin())

@@ -43,7 +43,7 @@ class Interval:
         return cls(rounds=whole("checkpoint_every", value, 0))
 
 
-class Schedule:
+class CheckpointTimer:
     """Decides after every round, from the time passed and what checkpoints have taken so far."""
 
     def __init__(self, interval: Interval) -> None:
