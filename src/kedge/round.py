@@ -2,7 +2,7 @@
 
 The server's half (`Rounds`) says who is asked what, counts what that costs, and folds the mean of what it heard. The
 client's half (`answer`) turns a question into a reply and a *proposed* state. It commits nothing: whoever gathers the
-replies decides when a proposal becomes the client's state, so a lost reply is a proposal that nobody took.
+replies decides when a proposal becomes the client's state, so a lost reply is a proposal that was never taken.
 
 Neither half knows where the other one is. Between them stands a `Gather`: this process, several ranks, or a real
 federation.
@@ -226,7 +226,7 @@ class Moment(NamedTuple):
 class Total(NamedTuple):
     """The sum of the replies that were heard, as `Rounds.summands` gives them, and who sent them.
 
-    `Rounds` divides the sum of several replies in place: it must be nobody else's.
+    `Rounds` divides the sum of several replies in place, so nothing else may hold it.
     """
 
     values: Sequence[Tensor]

@@ -117,7 +117,7 @@ def test_a_run_may_get_another_metric_but_not_change_one(file, tmp_path, capsys)
     hashes = kedge.read_run(tmp_path / "both" / "runs" / "fedavg-0").config["run"]["metrics_sha256"].split(",")
     assert hashes == 2 * [CodePlace(file, "right").sha256()]
     assert "test_wrong_share" in rows(tmp_path / "both" / "runs" / "fedavg-0")[-1]
-    with pytest.raises(kedge.UsageError, match="is not so many files"):
+    with pytest.raises(kedge.UsageError, match="metrics does not name 2 files"):
         check({"run": {"metrics": "my.py:right", "metrics_sha256": "abc,def"}})
 
 

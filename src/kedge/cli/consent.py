@@ -68,7 +68,7 @@ def allow(named: Iterable[Any], used: Iterable[Any], source: Path | None, *, tru
 
 
 def _agrees(place: CodePlace, source: Path | None) -> bool:
-    """Ask, if somebody is there to answer."""
+    """Ask, if there is a terminal to answer from."""
     if not (sys.stdin.isatty() and errors.is_terminal):
         return False
     return typer.confirm(f"{source} names {place}, a file that will run with your rights. Run it?", err=True)

@@ -57,7 +57,7 @@ def verify(
 ) -> None:
     """Try what the paper's theory says on problems whose constants are known: eight experiments, each with a figure.
 
-    Exit 1 if an assertion fails. What does not come out as the paper says is reported as such: docs/theory.md.
+    Exit 1 if an assertion fails. It reports every outcome that contradicts the paper: docs/theory.md.
     """
     from kedge.cli.theory import verify
 
@@ -117,7 +117,7 @@ def flower_node(
 ) -> None:
     """Run a SuperNode that keeps torch imported and forks for every message, instead of starting Python each time.
 
-    With a version of Flower that this was not tried with, it is flower-supernode itself.
+    With a version of Flower that kedge was not tested with, this is plain flower-supernode.
     """
     _flower()
     from kedge.cli.flower import node

@@ -35,7 +35,7 @@ Jobs = Annotated[
     int | None,
     typer.Option(
         help="Runs at once, each in a process on one core; with 1, one after another on all cores. "
-        "Changes no result. Default: one per core.",
+        "Does not change the result. Default: one per core.",
         rich_help_panel="Run",
         show_default=False,
     ),

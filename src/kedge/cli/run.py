@@ -91,7 +91,7 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
             with nullcontext() if is_follower() else directory.opened():
                 _play(settings, directory, resume=resume)
         except UnlikeError:
-            errors.quiet = False  # on every machine somebody may have made the mistake
+            errors.quiet = False  # the mistake may have been made on any machine
             raise
 
 

@@ -14,10 +14,10 @@ from kedge.report.watch import Followed, PageServer
 from kedge.runs.reader import StoredRun
 
 SECONDS = 1.0
-"""How often the table is drawn anew."""
+"""How often the table is redrawn."""
 
 WIDTH = 160
-"""The width of the table where nobody looks at it."""
+"""The width of the table if there is no terminal."""
 
 AROUND = 6
 """Lines of the terminal that are not rows of the table."""

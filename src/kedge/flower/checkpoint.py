@@ -74,7 +74,7 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, ValidationError, safetensors.SafetensorError) as error:
             raise UsageError(f"{self.path} cannot be read: {str(error).splitlines()[0][:200]}") from None
         if _forms(found) != _forms(_named(like)):
-            raise UsageError(f"{self.path} holds the vectors of another model or algorithm")
+            raise UsageError(f"{self.path} holds the vectors of a different model or algorithm")
         state = type(like.state)(*(found[f"server.{name}"] for name in like.state._fields))
         counts = {name: getattr(standing, name) for name in ("bytes_down", "bytes_up", "gradients")}
         return standing, Moment(standing.round, state, found["buffers"], **counts)

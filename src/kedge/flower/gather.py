@@ -95,7 +95,7 @@ class Gatherer:
         return f"{self._epoch:06d}-{self._questions:010d}"
 
     def __call__(self, question: Question, clients: list[int]) -> Total:
-        """Return the sum of the replies that came in time and are as they must be."""
+        """Return the sum of the valid replies that came in time."""
         tag, rounds = self._tag(), self._rounds()
         sums, heard = Sums([(0, rounds.settings.shards)]), list[int]()
         for reply in self._accepted(question, clients, tag):
@@ -111,7 +111,7 @@ class Gatherer:
         if self._stateful:
             # Its state would keep half a round: the others' must not count this half.
             if lost := self._heard & self.silent:
-                raise TooFewError(f"clients {sorted(lost)} replied at first, but then no more")
+                raise TooFewError(f"clients {sorted(lost)} stopped replying in the middle of the round")
             self._heard.update(heard)
             self.versions.now |= dict.fromkeys(heard, tag)
         (values,) = sums.finished().values()
@@ -131,7 +131,7 @@ class Gatherer:
     def _collected(
         self, question: Question, clients: list[int], tag: str, enough: int, *, ordered: bool
     ) -> Iterator[Reply]:
-        """Ask, ask again who was started anew meanwhile, and return the replies that are as they must be.
+        """Ask, ask again the nodes that were restarted meanwhile, and return the valid replies.
 
         If ``ordered``, they come in the order of the clients, and a reply stays where it is until it is its turn, so
         that few are in memory at once. Only a client that is not connected is not waited for: the replies of those
@@ -236,7 +236,7 @@ class Gatherer:
     # ---- reading
 
     def _reply(self, message: Message, question: Question, client: int, tag: str) -> Reply:
-        """Return a reply if it is as it must be."""
+        """Return a reply if it is valid."""
         if message.has_error():
             raise UsageError(f"{message.error.reason or 'no reason'} (code {message.error.code})")
         content, exchange = message.content, question.exchange

@@ -152,7 +152,7 @@ class Server:
 
     def _start_anew(self, fresh: Moment) -> None:
         """Keep the model and the counters; all other state is that of a new run."""
-        log(WARNING, "the experiment starts anew at round %s: fresh state everywhere", self.moment.round)
+        log(WARNING, "the experiment starts again at round %s, with fresh state everywhere", self.moment.round)
         self.moment = self.moment._replace(state=fresh.state)
         self._opened, self.versions.now = False, {}
 

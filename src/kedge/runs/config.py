@@ -114,7 +114,8 @@ def _check_sources(config: Config) -> None:
             continue
         found, hashes = places(name), recorded.split(",")
         if len(found) != len(hashes):
-            raise UsageError(f"{key} is set, but {name} is not {'a file' if len(hashes) == 1 else 'so many files'}")
+            wrong = f"{name} is not a file" if len(hashes) == 1 else f"{place} does not name {len(hashes)} files"
+            raise UsageError(f"{key} is set, but {wrong}")
         for own, before in zip(found, hashes, strict=True):
             if (now := own.sha256()) != before:
                 raise UsageError(
@@ -226,7 +227,7 @@ def problem_of(config: Config) -> Problem:
     if found := places(name):
         model = own_model(found[0], options | {"input_shape": shape, "classes": classes}, seed)
     elif shape is None or classes is None:
-        raise UsageError(f"the model is {name}, but this data needs one of your own: --model file.py:function")
+        raise UsageError(f"the model is {name}, but this data needs your own: --model file.py:function")
     else:
         model = build_model(name, shape, classes, seed=seed, **options)
     return Problem(model, federation, loss_of(config.model.loss))

@@ -58,7 +58,7 @@ def short_name(text: str) -> str:
 
 
 def entry_of(dataset: str) -> Entry:
-    """Return what is known of a data set before it is loaded."""
+    """Return what is known about a data set before it is loaded."""
     if dataset in DATASETS:
         return DATASETS[dataset]
     if is_archive(dataset) or places(dataset):

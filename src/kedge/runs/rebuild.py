@@ -1,4 +1,4 @@
-"""What `config.toml` says of a run made in Python: all that a configuration can say, and what is missing otherwise.
+"""What `config.toml` says about a run made in Python: all that a configuration can say, and what is missing otherwise.
 
 If nothing is missing, `kedge resume` and `kedge run config.toml` rebuild the run; the fingerprint checks that it is the
 same. What is missing stands in the section `python`.
@@ -65,7 +65,7 @@ def described(
     try:
         Config.read(sections)
         if "name" not in sections["algorithm"]:
-            raise UsageError(f"the algorithm {type(algorithm).__name__} is not in a file of its own")
+            raise UsageError(f"the algorithm {type(algorithm).__name__} is not defined in its own file")
     except UsageError as error:
         missing.append(str(error))
     return sections | ({PYTHON: {MISSING: missing}} if missing else {})

@@ -58,7 +58,7 @@ def simulate(
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
 
-    Ctrl-C ends the run after its round: what there is is returned and, with ``out``, can be resumed.
+    Ctrl-C ends the run after its round: it returns the result so far and, with ``out``, the run can be resumed.
 
     Args:
         model: any module; its parameters are x^0 and its dtype is the dtype of the run.
@@ -87,7 +87,7 @@ def simulate(
         said = None if keep else described(model, federation, algorithm, loss, chosen, {"metrics": own})
         out = RunDirectory(out, said, resume=resume, python=True)
     directory = out
-    # Locked before anything is computed, until the end: nobody else can use the same directory.
+    # Locked before anything is computed, until the end: no other process can use the same directory.
     with nullcontext() if directory is None else directory.opened():
         run = Simulation(
             model, federation, algorithm, chosen.part(Settings), loss or cross_entropy,

@@ -43,7 +43,7 @@ class SweepPlan:
     seeds: int = 3
     metric: str = "test_accuracy"
     halving: int | None = None
-    """After each rung, one in so many points continues, with so many times the rounds."""
+    """After each rung, one in this many points continues, with this many times the rounds."""
     trials: int | None = None
     """How many points optuna tries."""
 
@@ -181,7 +181,7 @@ def joined(there: SweepPlan, here: SweepPlan) -> SweepPlan:
         if getattr(there, name) != getattr(here, name):
             _refuse(name, getattr(there, name), getattr(here, name))
     if (there.trials is None) != (here.trials is None):
-        raise UsageError("a sweep of a grid cannot continue as a search by optuna, nor the other way round")
+        raise UsageError("a sweep of a grid cannot continue as a search by optuna, or vice versa")
     axes = extended(there.axes, here.axes)
     seeds = max(there.seeds, here.seeds)
     if here.halving is not None and (axes != there.axes or seeds != there.seeds):

@@ -59,16 +59,16 @@ class Rate:
         )
 
     def each(self, constants: Constants, rounds: float) -> list[float]:
-        """Return every term after so many rounds."""
+        """Return every term after this many rounds."""
         L = constants.sample_smoothness if SAMPLE in self.assumptions else constants.L
         return [(term.scale(constants, L) / rounds) ** float(term.power) for term in self.terms]
 
     def at(self, constants: Constants, rounds: float) -> float:
-        """Return the bound on E|∇f|² after so many rounds."""
+        """Return the bound on E|∇f|² after this many rounds."""
         return sum(self.each(constants, rounds))
 
     def dominant(self, constants: Constants, rounds: float) -> BoundTerm:
-        """Return the largest term after so many rounds."""
+        """Return the largest term after this many rounds."""
         each = self.each(constants, rounds)
         return self.terms[each.index(max(each))]
 

@@ -20,7 +20,7 @@ class Budget:
     """Whether grids are fine."""
 
     def rounds(self, count: int) -> int:
-        """Return so many rounds, scaled."""
+        """Return a number of rounds, scaled."""
         return max(20, round(count * self.length))
 
 

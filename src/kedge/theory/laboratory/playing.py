@@ -63,7 +63,7 @@ def play(
     seed: int = 0,
     x: Tensor | None = None,
 ) -> Trajectory:
-    """Run the algorithm for so many rounds."""
+    """Run the algorithm for this many rounds."""
     rng = torch.Generator().manual_seed(seed)
     N = world.clients
     S = cohort or N
