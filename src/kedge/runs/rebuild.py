@@ -18,6 +18,7 @@ from kedge.errors import UsageError
 from kedge.own_code import SHA256
 from kedge.problem import Federation, model_origin
 from kedge.problem.quadratic import QuadraticModel, mean_output
+from kedge.runs.own import entry_of
 from kedge.runs.settings import Config, RunSettings, SimulationSettings
 from kedge.schedules import Schedule
 
@@ -49,7 +50,7 @@ def described(
         "data": data, "model": options, "algorithm": dict(_algorithm(algorithm)),
         "run": RunSettings(**settings.values()).written(),
     }  # fmt: skip
-    whole = isinstance(model, QuadraticModel) and data.get("dataset") == "quadratics"
+    whole = isinstance(model, QuadraticModel) and "dataset" in data and entry_of(data["dataset"]).make is not None
     missing = []
     if federation.origin is None:
         missing.append("the federation was not made by kedge.load_federation")
