@@ -186,7 +186,7 @@ def read_own(path: Path) -> Experiment:
     """Read a user's own experiment; its name is that of the file, unless the file says otherwise."""
     experiment = _validated(path.stem, load_toml(path))
     if experiment.name in [*names(), "all"]:
-        raise UsageError(f"the experiment {path} is called {experiment.name}, but kedge has a figure of that name")
+        raise UsageError(f"the experiment {path} is called {experiment.name}, but kedge's own figures use that name")
     return experiment
 
 
