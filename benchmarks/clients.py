@@ -6,7 +6,7 @@ SCAFFOLD-M, 100 clients a round, from zeros (no opening over all clients), on Sy
 whatever the number of clients: each client holds a window of 20 to 60 of them, at a random place. Rounds of the
 federations are timed in turn in one process, so that whatever else the machine does falls on all of them; "cpu" is the
 processor's own time, on which others have less influence. Memory is the peak of a
-process of its own per federation; "touched" is the state of the clients that took part, which nobody can save.
+separate process per federation; "touched" is the state of the clients that took part, which cannot be avoided.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def touched(run: Simulation) -> dict[str, float]:
 
 
 def peak_memory(clients: int, rounds: int, state_memory: str) -> dict[str, Any]:
-    """Play the rounds in a process of their own."""
+    """Play the rounds in their own process."""
     command = [sys.executable, "-m", "benchmarks.clients", "--alone", "--clients", str(clients)]
     command += ["--rounds", str(rounds), "--state-memory", state_memory]
     report = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -25,7 +25,7 @@ def main() -> None:
     """Print one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dataset", default="cifar10")
-    parser.add_argument("--times", type=int, default=5, help="the least of so many is told")
+    parser.add_argument("--times", type=int, default=5, help="how many times; the shortest is printed")
     options = parser.parse_args()
     loading, federation = timed(lambda: kedge.load_federation(options.dataset, 100, "dirichlet"))
     for _ in range(options.times - 1):

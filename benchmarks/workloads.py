@@ -85,9 +85,9 @@ def naive_round(work: Workload, federation: Federation, second: bool = False) ->
 
 
 def bare_round(work: Workload, threads: int) -> Callable[[], None] | None:
-    """Return only the products of a round, each client with weights of its own.
+    """Return only the products of a round, each client with its own weights.
 
-    ``threads`` 1: one client after the other on all cores; else so many clients at once on one core each.
+    ``threads`` 1: one client after the other on all cores; else this many clients at once, on one core each.
     """
     if work.model == "mlp":
         jobs = [_mlp_products(work) for _ in range(work.cohort)]

@@ -34,9 +34,10 @@ from kedge.problem.datasets.npz import load as load_npz
 from kedge.reproduce.experiment import read_own
 from kedge.reproduce.plan import Plan, name_of
 from kedge.reproduce.rehearsal import check_plan
-from kedge.runs.config import check, load_toml, resolved
+from kedge.runs.config import check, resolved
 from kedge.runs.grid import Choices, parse_grid, point_name
 from kedge.runs.sweep import SweepPlan, read_plan
+from kedge.runs.toml import load_toml
 from tests import forge
 
 PATIENCE = 5

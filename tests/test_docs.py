@@ -82,7 +82,7 @@ def test_costs_in_words(name, words):
 
 
 def test_hyper_parameters_in_a_table():
-    table = costs.hyper_parameters(kedge.ALGORITHMS["mime-mvr"])
+    table = algorithms.hyper_parameters(kedge.ALGORITHMS["mime-mvr"])
     assert "| `eta` | required | above 0 | local learning rate |\n" in table
     assert "| `beta` | `0.1` | above 0, at most 1 | " in table
     assert "| `reference` | `prev` | `prev`, `current` | " in table

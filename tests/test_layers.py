@@ -1,8 +1,10 @@
 """The layers: who may import whom."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ import pytest
 import kedge
 
 ROOT = Path(kedge.__file__).parent
+DOCS = Path(__file__).parent.parent / "docs"
 SMALL = {"errors", "checks", "keyed", "samples"}
 CORE = SMALL | {
     "direction", "exchange", "algorithm", "local_steps", "costs", "forming", "round", "settings", "questions",
-    "shards", "calls", "schedules", "local_updates", "rules", "probe", "transforms",
+    "shards", "calls", "schedules", "local_update", "local_updates", "rules", "probe", "transforms",
 }  # fmt: skip
 ALLOWED = {
     "errors": set(),
@@ -83,16 +86,20 @@ def test_flower_loads_no_simulator():
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize("name", ["Plan", "Job", "View", "Data", "Model", "Round", "Heard"])
-def test_a_short_name_means_one_thing(name):
-    classes = [
-        f"{file}: {node.name}"
-        for file in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and node.name == name
-    ]
-    assert len(classes) <= 1
-    assert classes or name not in kedge.__all__
+def test_no_two_classes_share_a_name():
+    homes = defaultdict(list)
+    for file in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(file.relative_to(ROOT)))
+    twice = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
+    assert twice == {"Gatherer": ["flower/gather.py", "simulator/gather.py"]}  # two ways to do the same, `round.Gather`
+
+
+def test_the_picture_of_the_rooms_names_every_module_and_package():
+    picture = (DOCS / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    parts = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__", "__main__"} <= set(re.findall(r"\w+", picture))
 
 
 def test_no_module_has_the_name_of_a_function_of_its_package():

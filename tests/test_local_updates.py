@@ -13,7 +13,7 @@ from torch import nn
 import kedge
 from kedge.cli.program import execute
 from kedge.errors import RunWarning
-from kedge.local_updates import LocalUpdate, norms
+from kedge.local_update import LocalUpdate, norms
 from kedge.runs.config import check, resolved
 from kedge.simulator import Simulation
 from tests.cases import CASES
@@ -239,7 +239,7 @@ def test_with_personal_layers_each_clients_own_model_is_evaluated_on_its_own_tes
         right.append(float((outputs.argmax(1) == labels).double().mean()))
     assert row["clients_test_accuracy"] == pytest.approx(sum(right) / len(right))
     assert [each["accuracy"] for each in result.evaluate_clients()] == pytest.approx(right)
-    with pytest.raises(kedge.UsageError, match="no client has the server's model; evaluate_clients evaluates theirs"):
+    with pytest.raises(kedge.UsageError, match="evaluate_clients evaluates each client's own"):
         result.simulation.evaluate()
 
 

@@ -1,4 +1,4 @@
-"""The two halves of a round, in two processes: each client has nothing but its own arrays, and a pipe."""
+"""The two halves of a round, each in its own process: a client has nothing but its own arrays and a pipe."""
 
 import multiprocessing
 
@@ -8,17 +8,13 @@ import torch
 
 import kedge
 from kedge.client import Client
-from kedge.round import Question, Rounds, Total
+from kedge.round import Rounds, Total
 
 SETTINGS = kedge.Settings(cohort=2, local_steps=3, batch_size=4, weight_decay=1e-3, seed=5)
 
 
 def model():
     return kedge.build_model("mlp", (64,), 10, widths=[8])
-
-
-def exchange(method, round, number):
-    return (method.opening() if round < 0 else method.exchanges(round, SETTINGS.seed))[number]
 
 
 def live(pipe, client_number, features, labels):
@@ -28,8 +24,8 @@ def live(pipe, client_number, features, labels):
         state = client.initial_state()
         pipe.send(client.samples)
         while (message := pipe.recv()) is not None:
-            round, number, down, buffers = message
-            reply = client.answer(Question(exchange(method, round, number), round, number, down, buffers), state)
+            exchanges = method.opening() if message.round < 0 else method.exchanges(message.round, SETTINGS.seed)
+            reply = client.answer(message._replace(exchange=exchanges[message.number]), state)
             state = reply.state
             pipe.send(reply._replace(state=None))  # which stays here
 
@@ -45,8 +41,8 @@ def pipes(federation):
     context, pipes, processes = multiprocessing.get_context("spawn"), [], []
     for number in range(3):
         here, there = context.Pipe()
-        features, labels = federation.client(number)
-        processes.append(context.Process(target=live, args=(there, number, features.numpy(), labels.numpy())))
+        arrays = [part.numpy() for part in federation.client(number)]
+        processes.append(context.Process(target=live, args=(there, number, *arrays)))
         processes[-1].start()
         pipes.append(here)
     yield pipes
@@ -57,14 +53,14 @@ def pipes(federation):
 
 
 @pytest.mark.parametrize("method", [kedge.ScaffoldM(eta=0.05, beta=0.2), kedge.CELSGD(eta=0.05, beta=0.2)], ids=str)
-def test_clients_in_processes_of_their_own_and_a_server_give_what_simulate_gives(method, federation, pipes):
+def test_clients_in_their_own_processes_and_a_server_give_what_simulate_gives(method, federation, pipes):
     for pipe in pipes:
         pipe.send(method)
     rounds = Rounds(method, SETTINGS, np.array([pipe.recv() for pipe in pipes]))
 
     def gather(question, clients):
         for client in clients:
-            pipes[client].send((question.round, question.number, question.down, question.buffers))
+            pipes[client].send(question._replace(exchange=None))  # both ends know the algorithm
         replies = [pipes[client].recv() for client in clients]
         sums = [rounds.summands(question, reply, 1.0) for reply in replies]
         return Total([torch.stack(values).sum(0) for values in zip(*sums, strict=True)], clients)

@@ -1,1 +1,1 @@
-"""Public federated simulators on the workloads of the speed benchmark, each in a virtual environment of its own."""
+"""Public federated simulators on the workloads of the speed benchmark, each in its own virtual environment."""

@@ -3,7 +3,7 @@
     python -m benchmarks.peers setup [--only flwr,pfl] [--env-dir DIR]
     python -m benchmarks.peers run [w1 w2] [--rounds 40] [--repeats 3] [--only kedge,flwr] [--json FILE]
 
-Every system runs in a process of its own, one after the other, and all again at the next repeat, so that whatever else
+Every system runs in its own process, one after the other, and all again at the next repeat, so that whatever else
 the machine does falls on all of them. The number is the median over the steady rounds of all repeats, and the spread
 that of the middle half.
 """

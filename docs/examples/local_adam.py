@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import kedge
-from kedge.local_updates import Memory, Step
+from kedge.local_update import Memory, Step
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Problems of one's own: each function returns a model, a federation and what else `kedge.simulate` needs."""
+"""Your own problems: each function returns a model, a federation and what else `kedge.simulate` needs."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ def users(seed=0):
 
 
 class Shaky(Dataset):
-    """Images that are mirrored and made noisy anew whenever they are used."""
+    """Images that are mirrored and made noisy again whenever they are used."""
 
     def __init__(self, seed):
         rng = np.random.default_rng(seed)

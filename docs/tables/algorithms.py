@@ -6,13 +6,17 @@ rewrites them in place. Everything else on the page is written by hand, includin
 collects.
 """
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+from kedge.algorithm import Algorithm, rule_of
 from kedge.algorithms import ALGORITHMS, find_algorithm
+from kedge.checks import limits
 from kedge.errors import UsageError
-from kedge.report.costs import SECTION, blocks, costs, figures, hyper_parameters, sections
+from kedge.report.costs import SECTION, blocks, costs, figures, sections
 
 COSTS = re.compile(r"^\*\*Costs\.\*\*.*$", re.MULTILINE)
 HYPER = re.compile(r"^\| name \|.*\n(?:\|.*\n)*", re.MULTILINE)
@@ -39,6 +43,21 @@ def overview(page: str) -> str:
             (f"[`{name}`](#{_anchor(title)})", f"`{kind.__name__}`", *figures(kind), limit["all"], limit["few"])
         )
     return "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + "\n"
+
+
+def hyper_parameters(kind: type[Algorithm[Any, Any]]) -> str:
+    """Write the table of an algorithm's hyper-parameters."""
+    rows = ["| name | default | range | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(kind):
+        default = "required" if field.default is dataclasses.MISSING else f"`{field.default}`"
+        rows.append(f"| `{field.name}` | {default} | {_range(rule_of(field))} | {rule_of(field)['help']} |")
+    return "\n".join(rows) + "\n"
+
+
+def _range(rule: Any) -> str:
+    if rule["choices"]:
+        return ", ".join(f"`{choice}`" for choice in rule["choices"])
+    return ", ".join(limits(rule))
 
 
 def _refreshed(block: str) -> str:

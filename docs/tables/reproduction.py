@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kedge.reproduce.claims import Difference, Finding, findings
+from kedge.reproduce.claims import Difference, JudgedClaim, findings
 from kedge.reproduce.conduct import measures_of
 from kedge.reproduce.estimate import cost_table
 from kedge.reproduce.experiment import SCALES, Experiment, load, names
@@ -74,7 +74,7 @@ def unstated() -> str:
     return _table([*rows, *([e.figure, e.unstated] for e in map(load, names()) if not e.beyond)])
 
 
-def judged(experiment: Experiment, results: Path) -> list[tuple[str, Finding]]:
+def judged(experiment: Experiment, results: Path) -> list[tuple[str, JudgedClaim]]:
     """Return what is said about every claim in every panel, at the best scale at which that was run, or else laptop."""
     scales = [scale for scale in SHOWN if scale in experiment.scales]
     columns = []
@@ -86,7 +86,7 @@ def judged(experiment: Experiment, results: Path) -> list[tuple[str, Finding]]:
     return [next((each for each in row if each[1].differences), row[-1]) for row in zip(*columns, strict=True)]
 
 
-def _row(experiment: Experiment, scale: str, finding: Finding) -> list[str]:
+def _row(experiment: Experiment, scale: str, finding: JudgedClaim) -> list[str]:
     folder = f"../experiments/results/{experiment.name}/{scale}"
     ran = bool(finding.differences)
     where = finding.where or experiment.figure

@@ -16,7 +16,7 @@ PART = re.compile(r"(?<=<!-- generated: )(?P<name>\w+) -->\n.*?(?=<!-- end -->)"
 
 
 def refreshed(page: str) -> str:
-    """Return the page with its tables made anew."""
+    """Return the page with fresh tables."""
     return PART.sub(lambda found: f"{found['name']} -->\n\n{table(Config.sections[found['name']])}\n", page)
 
 

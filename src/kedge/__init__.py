@@ -52,7 +52,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from kedge.direction import DISPLACEMENT, GRAD, LAST_GRAD, Direction, Vector, grad_at, last_direction, last_grad
     from kedge.errors import UsageError
     from kedge.exchange import Effort, Exchange, Heard, Local, Nothing
-    from kedge.local_updates import SAM, Adam, AdamW, ClientRates, Clip, HeavyBall, LocalUpdate, Personal, norms
+    from kedge.local_update import LocalUpdate, norms
+    from kedge.local_updates import SAM, Adam, AdamW, ClientRates, Clip, HeavyBall, Personal
     from kedge.problem import ClientIndices, Federation, build_model, load_federation, quadratics
     from kedge.questions import FullGradient
     from kedge.runs.live import CallbackError, LiveRun
@@ -73,6 +74,7 @@ _HOMES = (
     "costs",
     "direction",
     "exchange",
+    "local_update",
     "local_updates",
     "problem",
     "questions",

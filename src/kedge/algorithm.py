@@ -46,7 +46,7 @@ def hyper(
 
 
 def rule_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
-    """Return what `hyper` says of a hyper-parameter; of a field declared without it, that it is a finite number."""
+    """Return what `hyper` says about a hyper-parameter; without `hyper`, a field is a finite number."""
     return {**hyper(help="").metadata, "help": "", **field.metadata}
 
 

@@ -116,7 +116,7 @@ class Direction:
     __rmul__ = __mul__
 
     def clean(self) -> Direction:
-        """Drop anchors with coefficient zero, so that nobody evaluates them (beta = 1 costs no second gradient)."""
+        """Drop anchors with coefficient zero, so that they are not evaluated (beta = 1 costs no second gradient)."""
         return replace(self, anchors=tuple(anchor for anchor in self.anchors if anchor.weight))
 
 

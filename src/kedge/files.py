@@ -59,7 +59,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 def read(path: Path, most: int | None = None) -> bytes:
     """Return the content of a regular file of at most ``most`` bytes; a missing file raises `FileNotFoundError`.
 
-    Without a limit of its own, a file must fit into the memory: one with a hole may claim any size.
+    Without a given limit, a file must fit into memory: one with a hole may claim any size.
     """
     most = memory() if most is None else most
     try:

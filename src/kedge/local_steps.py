@@ -9,7 +9,7 @@ import torch
 
 from kedge.direction import Direction, Vector
 from kedge.exchange import Local, Needs
-from kedge.local_updates import LocalUpdate, Step
+from kedge.local_update import LocalUpdate, Step
 
 Gradient = Callable[[Vector, int, bool], Vector]
 """gradient(x, k, second): the gradient at x of the minibatch of step k. The same k means the same minibatch and the

@@ -35,7 +35,7 @@ SHA256 = "__sha256__"
 _loaded: dict[tuple[str, str], ModuleType] = {}
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """Where a user's own class or function is."""
 
     file: Path
@@ -45,14 +45,14 @@ class Place(NamedTuple):
         return f"{self.file}:{self.name}"
 
     @classmethod
-    def parse(cls, text: str) -> "Place | None":
+    def parse(cls, text: str) -> "CodePlace | None":
         """Read ``file.py:Name``; a name without a colon is built in."""
         file, colon, name = text.rpartition(":")
         return cls(Path(file), name) if colon else None
 
-    def absolute(self) -> "Place":
+    def absolute(self) -> "CodePlace":
         """Return the same place with an absolute path."""
-        return Place(self.file.absolute(), self.name)
+        return CodePlace(self.file.absolute(), self.name)
 
     def source(self) -> bytes:
         """Return the content of the file."""

@@ -1,7 +1,7 @@
 """Rules are checked before a run: what two clients compute together must be what each computes alone.
 
 A simulator stacks clients as (S, d), and how many depends on the number of threads. A rule that is not elementwise,
-such as one with a norm over the whole stack, would depend on it too, and nobody would notice.
+such as one with a norm over the whole stack, would depend on it too, unnoticed.
 """
 
 from functools import lru_cache
@@ -14,7 +14,7 @@ from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Heard, Local, Needs
 from kedge.local_steps import Gradient, local_steps
-from kedge.local_updates import LocalUpdate, Step
+from kedge.local_update import LocalUpdate, Step
 
 SIZE, STEPS, ROUNDS, EXACT = 3, 2, 2, 1e-9
 CLIENTS = (slice(0, 1), slice(1, 2))
@@ -22,7 +22,7 @@ CLIENTS = (slice(0, 1), slice(1, 2))
 
 def _refusal(what: str) -> UsageError:
     return UsageError(
-        f"{what} gives two clients together something else than each alone, but must be elementwise in the rows of "
+        f"{what} gives two clients together a different result than each alone, but must be elementwise in the rows of "
         "(clients, d); a norm, for example, is kedge.norms(vector) or vector.norm(dim=-1, keepdim=True)"
     )
 

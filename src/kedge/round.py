@@ -2,7 +2,7 @@
 
 The server's half (`Rounds`) says who is asked what, counts what that costs, and folds the mean of what it heard. The
 client's half (`answer`) turns a question into a reply and a *proposed* state. It commits nothing: whoever gathers the
-replies decides when a proposal becomes the client's state, so a lost reply is a proposal that nobody took.
+replies decides when a proposal becomes the client's state, so a lost reply is a proposal that was never taken.
 
 Neither half knows where the other one is. Between them stands a `Gather`: this process, several ranks, or a real
 federation.
@@ -25,7 +25,7 @@ from kedge.direction import Direction, Vector
 from kedge.exchange import Effort, Heard, Local, Needs
 from kedge.forming import formed
 from kedge.keyed import LOSS, NOISE, draw_minibatches, keyed, sample_cohort
-from kedge.local_updates import LocalUpdate, seen_through
+from kedge.local_update import LocalUpdate, seen_through
 from kedge.rules import ASKED as ASKED
 from kedge.rules import AnyAlgorithm as AnyAlgorithm
 from kedge.rules import AnyExchange as AnyExchange
@@ -226,7 +226,7 @@ class Moment(NamedTuple):
 class Total(NamedTuple):
     """The sum of the replies that were heard, as `Rounds.summands` gives them, and who sent them.
 
-    `Rounds` divides the sum of several replies in place: it must be nobody else's.
+    `Rounds` divides the sum of several replies in place, so nothing else may hold it.
     """
 
     values: Sequence[Tensor]

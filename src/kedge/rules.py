@@ -19,7 +19,7 @@ from kedge.costs import rate, trace
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange
-from kedge.local_updates import Chain, LocalUpdate, in_steps, text
+from kedge.local_update import Chain, LocalUpdate, in_steps, text
 from kedge.probe import check_rules, check_update
 from kedge.settings import Settings
 from kedge.transforms import Place, Privacy, ReplyTransform, is_sparse, named

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kedge.checks import LARGEST, MOST, is_finite, limits, whole
 from kedge.errors import UsageError, shown, unknown
-from kedge.local_updates import LocalUpdate
+from kedge.local_update import LocalUpdate
+from kedge.local_update import text as update_text
 from kedge.local_updates import read as read_update
-from kedge.local_updates import text as update_text
 from kedge.schedules import Schedule, is_schedule, read
 from kedge.transforms import ReplyTransform
 from kedge.transforms import read as read_transforms
@@ -290,9 +290,9 @@ class Settings(Section):
         "default if there are fewer.",
         at_least=1, word="all", configured=4,
     )  # fmt: skip
-    local_steps: int = setting(16, "K, the local steps of a client per round.", at_least=1, at_most=STEPS)
+    local_steps: int = setting(16, "K, a client's local steps per round.", at_least=1, at_most=STEPS)
     local_epochs: float | None = setting(
-        None, "Passes over the client's own data, instead of local_steps: K_i then differ.", above=0
+        None, "Passes over the client's own data, instead of local_steps: K_i then differs between clients.", above=0
     )
     batch_size: int | None = setting(
         32, "Samples per minibatch, or all that a client has if it has fewer; {none} is the client's whole data, which "
@@ -313,7 +313,7 @@ class Settings(Section):
     )
     lost_replies: float = setting(0.0, "The probability that a client's reply is lost.", at_least=0, below=1)
     seed: int = setting(
-        0, "Of cohorts, minibatches, dropout masks and lost replies; in a configuration also of data and model.",
+        0, "Seeds cohorts, minibatches, dropout masks and lost replies; in a configuration, also data and model.",
         at_least=0, at_most=2**63 - 1,
     )  # fmt: skip
     shards: int = setting(
@@ -322,7 +322,7 @@ class Settings(Section):
     )  # fmt: skip
 
     def steps(self, samples: "NDArray[np.int64]") -> "NDArray[np.int64]":
-        """Return K_i of clients with so many samples."""
+        """Return K_i of clients with these numbers of samples."""
         import numpy as np
 
         if self.local_epochs is None:
@@ -335,7 +335,7 @@ class Settings(Section):
         return np.maximum(steps, 1).astype(np.int64)
 
     def minibatches(self, effort: "Effort", samples: int) -> float:
-        """Return how many minibatches one gradient of this effort stands for, on a client with so many samples."""
+        """Return how many minibatches one gradient of this effort stands for, on a client with this many samples."""
         if self.batch_size is None:
             return 1.0
         return samples / min(self.batch_size, samples) if effort.minibatches is None else effort.minibatches

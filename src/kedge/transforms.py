@@ -83,7 +83,7 @@ class ReplyTransform:
         return size
 
     def server(self, mean: "Vectors", replies: int, at: Place) -> "Vectors":
-        """Return what the server folds instead of the mean of so many replies."""
+        """Return what the server folds instead of the mean of this many replies."""
         return mean
 
 

@@ -22,10 +22,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from kedge.cli.flower import write
-from kedge.flower.checkpoint import FILE, Standing
+from kedge.flower.checkpoint import FILE, Progress
 from kedge.flower.loopback import Loopback
-from kedge.runs.config import check, load_toml, run_config
+from kedge.runs.config import check, run_config
 from kedge.runs.reader import read_rows, read_run
+from kedge.runs.toml import load_toml
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -108,7 +109,7 @@ class Trial:
     def controls_agree(self) -> float:
         """Return the largest difference between c and the mean of the c_i that the server counts."""
         with safe_open(self.out / "checkpoint" / FILE, "pt") as file:
-            c, standing = file.get_tensor("server.c"), Standing.model_validate_json(file.metadata()["kedge"])
+            c, standing = file.get_tensor("server.c"), Progress.model_validate_json(file.metadata()["kedge"])
         total = torch.zeros_like(c)
         for client, tag in standing.versions.items():
             place = self.loop.work / f"state-{client}"

@@ -308,7 +308,7 @@ def test_your_own_algorithm_is_given_to_both_apps(federation, tmp_path, caplog):
     wanted = config("fedavg", tmp_path / "other", 1, 2, flower__attempts=1)
     with pytest.raises(FailedRunError, match="too few replies"):
         world.server(wanted, grid=grid).run()
-    assert "plays with another algorithm: it is 'FedProx(eta=0.1, mu=0.3, gamma=None)' there, but" in caplog.text
+    assert "has a different algorithm: it is 'FedProx(eta=0.1, mu=0.3, gamma=None)' there, but" in caplog.text
 
 
 HOSTILE = {
@@ -364,7 +364,7 @@ def refused(world, spoil):
         ("algorithm.eta", -1.0, "eta of ScaffoldM is -1, but must be above 0"),
         ("data.clients", "three", "data.clients is 'three', but must be a whole number of at least 1"),
         ("data.clients", 1, "run.cohort is 2, but there are 1 clients"),
-        ("run.lost_replies", 0.1, "run.lost_replies is set, but a real federation loses replies by itself"),
+        ("run.lost_replies", 0.1, "run.lost_replies is set, but a real federation loses replies on its own"),
         ("flower.min_replies", 3, "flower.min_replies is 3, but run.cohort is 2"),
         ("algorithm.name", "stem", "Stem is defined only for full participation"),
     ],

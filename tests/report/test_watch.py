@@ -15,14 +15,14 @@ import pytest
 
 import kedge
 from kedge.cli.program import execute
-from kedge.report.watch import Followed, Server
+from kedge.report.watch import Followed, PageServer
 from tests.report.browser import CHROMIUM, chromium, opened, serious
 from tests.report.made import rows_of, write_comparison, write_run
 
 
 @contextmanager
 def serving(folder):
-    with Server(folder) as server:
+    with PageServer(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -102,7 +102,7 @@ def test_it_listens_on_loopback_only_and_answers_nothing_but_get(folder):
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert ask(server, f"/?token={server.token}", method)[0] == 501
         with pytest.raises(kedge.UsageError, match=f"port is {server.server_port}, but it cannot be used"):
-            Server(folder, server.server_port)
+            PageServer(folder, server.server_port)
 
 
 def test_following_reads_only_what_changed_and_writes_nothing(folder):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kedge.reproduce.plan import Trial
+from kedge.reproduce.plan import FinalRun
 from kedge.reproduce.results import Measure
 from kedge.runs.reader import StoredRun
 
@@ -27,4 +27,4 @@ def history(*accuracies, gradients=10, bytes_=1e6):
 def curve(case, hyper, rows, diverged=None):
     """Return a run of the first seed."""
     summary = {} if diverged is None else {"diverged_in_round": diverged}
-    return {Trial(case, hyper, 0): StoredRun(Path("nowhere"), rows=rows, summary=summary)}
+    return {FinalRun(case, hyper, 0): StoredRun(Path("nowhere"), rows=rows, summary=summary)}

@@ -12,7 +12,7 @@ import pytest
 
 import kedge
 from kedge.cli.program import execute
-from kedge.own_code import Place, consent_ends
+from kedge.own_code import CodePlace, consent_ends
 from kedge.reproduce.conduct import UnfinishedError, conduct
 from kedge.reproduce.experiment import read_own
 from kedge.reproduce.plan import Plan
@@ -174,7 +174,7 @@ def conducted(out, processes, ends=None):
 @pytest.fixture
 def trusted(place):
     with consent_ends():
-        Place(Path("my.py"), "load").trust()
+        CodePlace(Path("my.py"), "load").trust()
         yield
 
 
@@ -267,7 +267,7 @@ def test_guessing_is_derived_from_the_data_of_every_panel_or_declared(place):
         ("title =", 'name = "../escaped"\ntitle =', "name of the experiment study is wrong"),
         ("title =", 'name = "/etc"\ntitle =', "name of the experiment study is wrong"),
         ("title =", 'name = ".."\ntitle =', "name of the experiment study is wrong"),
-        ("title =", 'name = "mnist-many"\ntitle =', "is called mnist-many, but that is a figure of kedge's own"),
+        ("title =", 'name = "mnist-many"\ntitle =', "is called mnist-many, but kedge's own figures use that name"),
         ('title = "Our data"', 'title = "\\u001b[2J"', "title of the experiment study is wrong"),
         ('algorithms = ["fedavg", "my.py:Mine"]', "", "line of study 'Mine' does not exist"),
         ('"fedavg", "my.py:Mine"', '"fedavg", "my.py:Mine", "mine"', "2 lines would be 'mine' in the names of files"),
@@ -336,7 +336,7 @@ def test_a_file_whose_name_cannot_be_a_directory_needs_another(place, capsys):
     shutil.copy("study.toml", ".hidden.toml")
     assert "name of the experiment .hidden is wrong" in refused(capsys, ".hidden.toml", "--trust")
     shutil.copy("study.toml", "all.toml")
-    assert "is called all, but that is a figure of kedge's own" in refused(capsys, "all.toml", "--trust")
+    assert "is called all, but kedge's own figures use that name" in refused(capsys, "all.toml", "--trust")
 
 
 @pytest.mark.usefixtures("trusted")

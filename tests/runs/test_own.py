@@ -11,7 +11,7 @@ import torch
 
 import kedge
 from kedge.cli.program import execute
-from kedge.own_code import Place, consent_ends
+from kedge.own_code import CodePlace, consent_ends
 from kedge.runs.config import check
 
 SOURCE = """
@@ -96,7 +96,7 @@ def test_an_edited_loss_or_metric_is_noticed_by_run_resume_and_reuse(file, tmp_p
     for command in (["run", *mine, "--out", "one"], compare, sweep):
         assert execute(command) == 0
     section, _, of = key.partition(".")
-    assert kedge.read_run(tmp_path / "one").config[section][of] == Place(file, name).sha256()
+    assert kedge.read_run(tmp_path / "one").config[section][of] == CodePlace(file, name).sha256()
     capsys.readouterr()
     file.write_text(SOURCE + "\n# changed\n")
     for command in (["resume", "one", "--rounds", "6"], ["run", "one/config.toml", "--out", "two"]):
@@ -115,15 +115,15 @@ def test_a_run_may_get_another_metric_but_not_change_one(file, tmp_path, capsys)
     assert execute([*compare, "--metrics", "my.py:right"]) == 0
     assert execute([*compare, "--metrics", "my.py:right,my.py:wrong_share", "--rounds", "6"]) == 0
     hashes = kedge.read_run(tmp_path / "both" / "runs" / "fedavg-0").config["run"]["metrics_sha256"].split(",")
-    assert hashes == 2 * [Place(file, "right").sha256()]
+    assert hashes == 2 * [CodePlace(file, "right").sha256()]
     assert "test_wrong_share" in rows(tmp_path / "both" / "runs" / "fedavg-0")[-1]
-    with pytest.raises(kedge.UsageError, match="is not so many files"):
+    with pytest.raises(kedge.UsageError, match="metrics does not name 2 files"):
         check({"run": {"metrics": "my.py:right", "metrics_sha256": "abc,def"}})
 
 
 @pytest.mark.parametrize("name", ["loss", "right"])
 def test_the_fingerprint_of_a_run_has_the_file_of_its_loss_and_of_its_metrics(file, tmp_path, name):
-    place = Place(file, name)
+    place = CodePlace(file, name)
     federation, model = kedge.load_federation("digits", clients=4), kedge.build_model("mlp", (64,), 10, widths=[4])
 
     def play(rounds, resume=False):

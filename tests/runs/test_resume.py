@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 import kedge
 from kedge.errors import RunWarning
 from kedge.files import WriteError, locked
+from kedge.runs.checkpoint_timer import SHARE, CheckpointTimer, Interval
 from kedge.runs.live import StopWhen, Watch
-from kedge.runs.schedule import SHARE, Interval, Schedule
 from tests.faults import Left
 
 PROBLEM = kedge.quadratics(clients=6, dim=5, seed=3, sigma=0.5)
@@ -288,7 +288,7 @@ def test_a_wrong_interval_is_named(value):
 
 @given(st.floats(0.001, 5), st.floats(0.01, 2), st.integers(0, 10**9))
 def test_by_default_checkpoints_take_at_most_their_share(takes, round_seconds, size):
-    schedule, now, count = Schedule(Interval()), 0.0, 0
+    schedule, now, count = CheckpointTimer(Interval()), 0.0, 0
     for done in range(1, 2000):
         now += round_seconds
         if schedule.is_due(done, now, size):
@@ -300,10 +300,10 @@ def test_by_default_checkpoints_take_at_most_their_share(takes, round_seconds, s
 
 
 def test_intervals_of_rounds_and_seconds():
-    every = Schedule(Interval(rounds=3))
+    every = CheckpointTimer(Interval(rounds=3))
     assert [done for done in range(1, 10) if every.is_due(done, 0.0, 0)] == [3, 6, 9]
-    assert not any(Schedule(Interval(rounds=0)).is_due(done, 1e9, 0) for done in range(1, 10))
-    timed = Schedule(Interval(seconds=2))
+    assert not any(CheckpointTimer(Interval(rounds=0)).is_due(done, 1e9, 0) for done in range(1, 10))
+    timed = CheckpointTimer(Interval(seconds=2))
     assert not timed.is_due(1, 1.9, 0)
     assert timed.is_due(2, 2.0, 0)
     timed.took(0.5, 2.5, 0)

@@ -160,3 +160,16 @@ def test_any_value_is_read_and_written_back_or_refused_in_a_sentence_with_its_na
     assert declared.read(declared.written(read)) == read
     kind: type[Section] = Config.sections[key.partition(".")[0]]
     assert getattr(kind.read({declared.name: value}), declared.name) == read
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("Foo(1)", "local update 'Foo' does not exist"),
+        (3, "run.local_update is 3, but must be one of"),
+    ],
+)
+def test_a_sentence_about_a_setting_begins_with_its_key_and_any_other_stays_as_it_is(value, said):
+    with pytest.raises(UsageError) as error:
+        Config.read({"run": {"local_update": value}})
+    assert str(error.value).startswith(said)

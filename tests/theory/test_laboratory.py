@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import kedge
 from kedge.cli.program import execute
-from kedge.theory.laboratory import EXPERIMENTS, QUICK, Finding, Panel, Series
+from kedge.theory.laboratory import EXPERIMENTS, QUICK, Finding, Panel, PlottedLine
 from kedge.theory.laboratory.finding import fitted
 from kedge.theory.laboratory.playing import play
 from kedge.theory.laboratory.worlds import quadratic, robust
@@ -95,6 +97,10 @@ def test_a_fit_finds_an_exponent_and_says_how_sure_it_is():
     assert exact.error < 1e-6
     rough = fitted([1, 2, 4, 8], [1, 0.9, 0.3, 0.4])
     assert rough.error > 0.2
+    lengths = list(range(1, 13))
+    many = [n**-0.5 * (1 + n % 3) for n in lengths]
+    line = stats.linregress(np.log(lengths), np.log(many))
+    assert fitted(lengths, many).error == pytest.approx(stats.t.ppf(0.975, 10) * line.stderr)
 
 
 @pytest.mark.parametrize("name", ["heterogeneity", "every-bound", "constant-rate"])
@@ -123,7 +129,7 @@ def test_verify_writes_a_report_with_a_figure_each(tmp_path, capsys):
 def test_an_assertion_that_fails_is_exit_1_and_still_reported(tmp_path, capsys, monkeypatch):
     panels = (
         Panel("map", "x", "y", map=((1.0, -1.0),), columns=(1, 2), rows=(0,)),
-        Panel("line", "x", "y", (Series("a", [1, 2], [1, math.inf]),)),
+        Panel("line", "x", "y", (PlottedLine("a", [1, 2], [1, math.inf]),)),
     )
     wrong = Finding(
         "fixed-point", "Two is three.", holds=False, as_stated=False, sentences=("It is not.",), panels=panels

@@ -8,7 +8,7 @@ import sympy
 
 import kedge
 from kedge.theory import Constants, settings
-from kedge.theory.theorems import Problem, fedavg_m_vr, scaffold_m, scaffold_m_vr
+from kedge.theory.theorems import Letters, fedavg_m_vr, scaffold_m, scaffold_m_vr
 
 NAMES = ["fedavg-m", "fedavg-m-vr", "scaffold-m", "scaffold-m-vr"]
 
@@ -19,7 +19,7 @@ def problems(count, seed=0):
     for _ in range(count):
         N = int(rng.integers(1, 1000))
         sigma = float(10 ** rng.uniform(-4, 4)) if rng.random() < 0.9 else 0.0
-        yield Problem(
+        yield Letters(
             1.0, float(10 ** rng.uniform(-3, 3)), sigma, float(10 ** rng.uniform(-4, 6)), N,
             int(rng.integers(1, N + 1)), int(10 ** rng.uniform(0, 3)), int(10 ** rng.uniform(0, 5)),
             float(rng.uniform(0.01, 1)),

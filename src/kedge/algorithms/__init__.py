@@ -15,7 +15,7 @@ from kedge.algorithms.stem import Stem
 from kedge.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from kedge.algorithms.tracking import LED, VRLSGD, FedGATE
 from kedge.errors import UsageError, unknown
-from kedge.own_code import Place
+from kedge.own_code import CodePlace
 
 ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
     "fedavg": FedAvg,
@@ -57,7 +57,7 @@ def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
 
     The file runs: whoever calls this has named it.
     """
-    place = Place.parse(name)
+    place = CodePlace.parse(name)
     if place is not None:
         place.trust()
     return algorithm_class(name)
@@ -65,7 +65,7 @@ def find_algorithm(name: str) -> type[Algorithm[Any, Any]]:
 
 def algorithm_class(name: str) -> type[Algorithm[Any, Any]]:
     """Return the class of an algorithm; a user's own file runs only if it is trusted."""
-    place = Place.parse(name)
+    place = CodePlace.parse(name)
     if place is not None:
         kind = place.load()
         if not (isinstance(kind, type) and issubclass(kind, Algorithm)):

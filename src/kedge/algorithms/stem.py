@@ -44,7 +44,7 @@ class Stem(SingleExchange[Synchronized, Own, Synchronized, ModelAndDirection]):
     Use it where noise dominates and all clients take part; it takes two gradients of every minibatch.
 
         local direction  d_i = ∇F(x_i; ξ) + (1-β) (d_i^old - ∇F(x_i^old; ξ)), where old is one local step earlier;
-                         a round starts at x^r - η d^r, and the K-th direction moves nobody yet
+                         a round starts at x^r - η d^r, and the K-th direction moves no client yet
         client           keeps x_i as it was before the average: x_i^old of the first step of the next round
         server           x^{r+1} = mean_i x_i
                          d^{r+1} = mean_i d_i

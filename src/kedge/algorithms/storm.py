@@ -40,7 +40,7 @@ def hyper_storm_beta() -> Any:
 class MBStorm(Algorithm[Storm, Nothing]):
     """Minibatch STORM: K minibatches per client go into one gradient estimate (a baseline of Patel et al. 2022).
 
-    Use it where drift is the problem and communication is not: nobody takes local steps, so nobody drifts.
+    Use it where drift is the problem and communication is not: no client takes local steps, so none drifts.
 
         local direction  u_i = mean_k [∇F(x^r; ξ_k) - (1-β) ∇F(x^{r-1}; ξ_k)]
         server           v_r = mean_i u_i + (1-β) v_{r-1}

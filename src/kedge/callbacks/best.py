@@ -36,7 +36,7 @@ class _Judge:
 
 
 class EarlyStopping:
-    """Stops the run when a metric has not improved for so many evaluations.
+    """Stops the run when a metric has not improved for ``patience`` evaluations.
 
     Args:
         metric: a column of the history.
@@ -53,7 +53,7 @@ class EarlyStopping:
         self.min_delta = real("min_delta", min_delta, positive=False)
 
     def on_round(self, run: LiveRun) -> None:
-        """Stop, if this round's row is the last of too many."""
+        """Stop, if there were too many rows without an improvement."""
         if not run.leads or not run.history or run.history[-1]["round"] != run.round:
             return
         best, since = float("-inf"), 0

@@ -10,7 +10,7 @@ import typer
 from kedge.cli import options
 from kedge.cli.console import errors
 from kedge.errors import UsageError
-from kedge.own_code import PLACES, Place
+from kedge.own_code import PLACES, CodePlace
 
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the file.py:Class that a configuration names, without asking.")
@@ -67,8 +67,8 @@ def allow(named: Iterable[Any], used: Iterable[Any], source: Path | None, *, tru
         place.trust()
 
 
-def _agrees(place: Place, source: Path | None) -> bool:
-    """Ask, if somebody is there to answer."""
+def _agrees(place: CodePlace, source: Path | None) -> bool:
+    """Ask, if there is a terminal to answer from."""
     if not (sys.stdin.isatty() and errors.is_terminal):
         return False
     return typer.confirm(f"{source} names {place}, a file that will run with your rights. Run it?", err=True)

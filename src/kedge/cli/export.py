@@ -64,7 +64,7 @@ def export_model(path: Path, kind: str, out: Path | None, *, trust: bool) -> Non
 
 
 def check_new(out: Path) -> None:
-    """Refuse a file that is there already."""
+    """Refuse a file that already exists."""
     check_place(out.parent)
     if out.exists() or out.is_symlink():
         raise UsageError(f"out is {out}, but that exists; nothing was overwritten")

@@ -58,7 +58,7 @@ def write(directory: Path, config: Config, out: str) -> None:
         raise UsageError(f"model.loss is {config.model.loss}, but an app is written for cross-entropy; pass your own "
                          "loss to its client_app and server_app")  # fmt: skip
     if config.run.lost_replies:
-        raise UsageError("run.lost_replies is set, but a real federation loses replies by itself")
+        raise UsageError("run.lost_replies is set, but a real federation loses replies on its own")
     if DATASETS[config.data.dataset].make is not None:
         raise UsageError(f"the data set is {config.data.dataset}, but a federation needs one that has samples")
     federation = federation_of(config)
@@ -120,7 +120,7 @@ def _follow(loop: Loopback, path: Path, rounds: int, stop: Any) -> None:
                 bar.update(task, completed=row["round"], description="")
             shown = len(rows)
             if stop():
-                raise StoppedError(f"stopped; what there is stays in {path}", stop.signal)
+                raise StoppedError(f"stopped; the results so far are in {path}", stop.signal)
             if code is not None:
                 break
             if gone := [name for name in loop.ended() if name != "run"]:

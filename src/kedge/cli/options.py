@@ -13,6 +13,7 @@ import typer
 
 from kedge.errors import UsageError
 from kedge.runs.settings import SETTINGS, Config
+from kedge.runs.toml import load_toml, merged, parse_value
 from kedge.schedules import Schedule
 from kedge.settings import Setting
 
@@ -34,7 +35,7 @@ Jobs = Annotated[
     int | None,
     typer.Option(
         help="Runs at once, each in a process on one core; with 1, one after another on all cores. "
-        "Changes no result. Default: one per core.",
+        "Does not change the result. Default: one per core.",
         rich_help_panel="Run",
         show_default=False,
     ),
@@ -63,8 +64,10 @@ def takes(
 
         @wraps(command)
         def taking(**values: Any) -> None:
-            given = {key: values.pop(name) for name, key in named.items()}
-            command({key: value for key, value in given.items() if value is not None}, **values)
+            options = {key: values.pop(name) for name, key in named.items()}
+            given = {key: value for key, value in options.items() if value is not None}
+            Config.read(configuration(None, None, given))  # a wrong value is answered before torch is loaded
+            command(given, **values)
 
         parameters = [*own, *derived]
         taking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -94,8 +97,6 @@ def _type(declared: Setting) -> Any:
 
 def configuration(file: Path | None, settings: list[str] | None, given: Given) -> dict[str, Any]:
     """Merge a file, `--set` and the options, in this order; nothing is checked yet."""
-    from kedge.runs.config import load_toml, merged
-
     changes = [_assignment(text) for text in settings or []]
     changes += [(key, _read(key, value)) for key, value in given.items()]
     return merged(load_toml(file) if file is not None else {}, changes)
@@ -109,8 +110,6 @@ def checked(file: Path | None, settings: list[str] | None, given: Given) -> Conf
 
 
 def _read(key: str, value: Any) -> Any:
-    from kedge.runs.config import parse_value
-
     kinds = SETTINGS[key].kinds if key in SETTINGS else (float, Schedule)
     if not isinstance(value, str) or str in kinds or not {int, list[int], Schedule} & set(kinds):
         return value
@@ -121,8 +120,6 @@ def _assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise UsageError(f"--set is {text!r}, but must have the form key=value, as in algorithm.eta=0.1")
-    from kedge.runs.config import parse_value
-
     return key.strip(), parse_value(value.strip())
 
 

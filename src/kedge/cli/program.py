@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kedge.cli import commands
+from kedge.cli import commands, groups
 from kedge.cli.console import guard, output, say
 from kedge.cli.signals import StoppedError
 from kedge.errors import FailedRunError, LostProcessError, RunWarning, UsageError
@@ -52,14 +52,14 @@ for _command in (
 _theory = typer.Typer(
     help="What the paper's theory says: rates, and experiments that check them.", no_args_is_help=True
 )
-for _command in (commands.rates, commands.verify):
+for _command in (groups.rates, groups.verify):
     _theory.command()(_command)
 app.add_typer(_theory, name="theory")
 
 _flower = typer.Typer(help="The same algorithms on real federations, run by Flower.", no_args_is_help=True)
-for _name, _command in (("new", commands.flower_new), ("demo", commands.flower_demo)):
+for _name, _command in (("new", groups.flower_new), ("demo", groups.flower_demo)):
     _flower.command(_name)(_command)
-_flower.command("node", context_settings={"ignore_unknown_options": True})(commands.flower_node)
+_flower.command("node", context_settings={"ignore_unknown_options": True})(groups.flower_node)
 app.add_typer(_flower, name="flower")
 
 # Some versions of typer depend on click and some bring their own; the class is found where this one keeps it.

@@ -14,7 +14,7 @@ from kedge.runs.config import Config
 
 
 def progress_bar() -> Progress:
-    """Return a bar that counts rounds and estimates the time left; it stays silent if nobody is watching."""
+    """Return a bar that counts rounds and estimates the time left; it stays silent if there is no terminal."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
@@ -35,10 +35,10 @@ class RunsDisplay:
 
     Args:
         total: the rounds of all of them.
-        played: how many of these a run has behind it after an event.
-        line: what to say of a run that has ended.
+        played: how many of these a run has played after an event.
+        line: what to say about a run that has ended.
         title: what they are for.
-        metric: what to show of those that are running.
+        metric: what to show of the running ones.
         console: where to.
         tables: what to show above.
     """

@@ -8,10 +8,11 @@ from kedge.cli import consent, options
 from kedge.cli.console import output, say
 from kedge.cli.run import play, result_line
 from kedge.errors import UsageError
-from kedge.runs.config import check, merged, resolved
+from kedge.runs.config import check, resolved
 from kedge.runs.directory import RunDirectory
 from kedge.runs.reader import CONFIG, MODEL, read_config, read_summary
 from kedge.runs.rebuild import refuse_missing
+from kedge.runs.toml import merged
 
 
 def resume(directory: Path, rounds: int | None, given: options.Given, *, trust: bool) -> None:

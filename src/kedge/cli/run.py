@@ -14,13 +14,14 @@ from kedge.cli.progress import progress_bar
 from kedge.cli.signals import StoppedError, stopping
 from kedge.errors import UnlikeError, UsageError
 from kedge.files import make_new_directory
-from kedge.runs.config import Config, check, merged, problem_of, resolved, run_config
+from kedge.runs.config import Config, check, problem_of, resolved, run_config
 from kedge.runs.directory import RunDirectory
 from kedge.runs.joining import is_follower, is_rank, joined
 from kedge.runs.launch import check_workers, launch
 from kedge.runs.live import StopWhen, Watch
 from kedge.runs.own import short_name
 from kedge.runs.reader import Row, read_summary
+from kedge.runs.toml import merged
 
 RUNS = Path("runs")
 """Where runs without --out go."""
@@ -90,7 +91,7 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
             with nullcontext() if is_follower() else directory.opened():
                 _play(settings, directory, resume=resume)
         except UnlikeError:
-            errors.quiet = False  # on every machine somebody may have made the mistake
+            errors.quiet = False  # the mistake may have been made on any machine
             raise
 
 

@@ -41,7 +41,7 @@ class Stop:
             raise KeyboardInterrupt
         self.signal = number
         with suppress(OSError):  # past Python's streams: the signal may have come while one of them was writing
-            os.write(2, b"kedge: stopping after this round; once more to stop at once\n")
+            os.write(2, b"kedge: stopping after this round; interrupt again to stop at once\n")
 
 
 @contextmanager

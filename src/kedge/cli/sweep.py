@@ -25,7 +25,7 @@ from kedge.runs.sweep import FILE, Sweep, SweepPlan, absolute, absolute_axes, jo
 DEFAULT_TRIALS = 50
 
 
-class Asked(NamedTuple):
+class SweepOptions(NamedTuple):
     """What a command line asks for in addition to a configuration."""
 
     grid: list[str]
@@ -42,7 +42,7 @@ def sweep(
     out: Path | None,
     jobs: int | None,
     given: options.Given,
-    asked: Asked,
+    asked: SweepOptions,
     *,
     trust: bool,
 ) -> None:
@@ -56,7 +56,9 @@ def sweep(
         _play(_joined(path, plan, trust=trust), path, jobs)
 
 
-def _plan(config: Path | None, set_: list[str] | None, given: options.Given, asked: Asked, *, trust: bool) -> SweepPlan:
+def _plan(
+    config: Path | None, set_: list[str] | None, given: options.Given, asked: SweepOptions, *, trust: bool
+) -> SweepPlan:
     """Return the sweep that the command line describes; what it names may run."""
     axes = absolute_axes(parse_grid(asked.grid))
     for key in given:

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from kedge.cli.console import errors, figure, output, sentence
 from kedge.report.lines import algorithm_of, seed_of, state_of
-from kedge.report.watch import Followed, Server
+from kedge.report.watch import Followed, PageServer
 from kedge.runs.reader import StoredRun
 
 SECONDS = 1.0
-"""How often the table is drawn anew."""
+"""How often the table is redrawn."""
 
 WIDTH = 160
-"""The width of the table where nobody looks at it."""
+"""The width of the table if there is no terminal."""
 
 AROUND = 6
 """Lines of the terminal that are not rows of the table."""
@@ -35,7 +35,7 @@ def watch(folder: Path, port: int, *, terminal: bool, open_: bool) -> None:
 
 
 def _as_page(folder: Path, port: int, *, open_: bool) -> None:
-    with Server(folder, port) as server:
+    with PageServer(folder, port) as server:
         output.print(f"Watching {folder} at {server.address}", soft_wrap=True)
         errors.print("The page is for this machine and whoever has its address. Ctrl-C ends it.", soft_wrap=True)
         if open_:

@@ -117,7 +117,7 @@ class _Measured:
 
 
 def summarised(rows: Sequence[Mapping[str, float]], kind: str) -> dict[str, float]:
-    """Return mean and worst tenth of every column; of a loss, the largest are the worst."""
+    """Return the mean and the worst tenth of every column; of a loss, the largest are the worst."""
     found = {}
     for name in rows[0]:
         values = np.sort([row[name] for row in rows])

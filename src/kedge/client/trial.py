@@ -14,7 +14,7 @@ from kedge.errors import UsageError
 from kedge.samples import IGNORED, Input, called, scores, shapes
 
 
-class Trial(NamedTuple):
+class ModelTraits(NamedTuple):
     """What a minibatch shows of a model."""
 
     random: bool
@@ -25,7 +25,7 @@ class Trial(NamedTuple):
 
 def try_model(
     flat: FlatModule, features: Input, labels: Tensor, loss: Loss, all_labels: Sequence[Tensor], who: str
-) -> Trial:
+) -> ModelTraits:
     """Run the model on a minibatch and check all labels.
 
     ``who`` explains why the minibatch is so small.
@@ -54,7 +54,7 @@ def try_model(
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise UsageError("the loss of a minibatch is not a scalar tensor, but must be one number")
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in flat.module.modules())
-    return Trial(drew or drops, loss)
+    return ModelTraits(drew or drops, loss)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

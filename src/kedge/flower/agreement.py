@@ -14,7 +14,7 @@ from typing import Any, Literal
 from kedge.algorithms import make_algorithm
 from kedge.checks import whole
 from kedge.errors import UsageError, shown, unknown
-from kedge.own_code import Place
+from kedge.own_code import CodePlace
 from kedge.round import AnyAlgorithm
 from kedge.runs.settings import DataSettings, ModelSettings, SimulationSettings
 from kedge.schedules import Schedule
@@ -41,7 +41,7 @@ class FlowerSettings(Section):
     panel = "Flower"
 
     experiment: str = _set("default", "Names the clients' state on their disks.", check=_experiment)
-    out: str = _set("runs/flower", "The run directory, on the server: what is there already is continued.")
+    out: str = _set("runs/flower", "The run directory, on the server; a run that is already there resumes.")
     generation: int = _set(
         1, "A higher number than before restarts the experiment from the current model, with fresh state everywhere.",
         at_least=1,
@@ -99,7 +99,7 @@ class Agreement:
         for key, here in self.fingerprint().items():
             if theirs.get(key) != here:
                 there = shown(theirs.get(key))
-                raise UsageError(f"the server plays with another {key}: it is {there} there, but {shown(here)} here")
+                raise UsageError(f"the server has a different {key}: it is {there} there, but {shown(here)} here")
 
     def fingerprint(self) -> dict[str, str | int | float | None]:
         """What determines the result."""
@@ -116,7 +116,7 @@ class Agreement:
         run, flower = _read(SimulationSettings, "run", raw["run"]), _read(FlowerSettings, "flower", raw["flower"])
         hyper = dict(raw["algorithm"])
         name = hyper.pop("name", "scaffold-m")
-        if Place.parse(str(name)) is not None:
+        if CodePlace.parse(str(name)) is not None:
             raise UsageError(f"algorithm.name is {shown(name)}, but your own algorithm is given to the apps in Python")
         if algorithm is None:
             algorithm = make_algorithm(str(name), {"eta": 0.1} | hyper)
@@ -171,7 +171,7 @@ def _check(algorithm: AnyAlgorithm, settings: Settings, clients: int, flower: Fl
     if cohort > clients:
         raise UsageError(f"run.cohort is {cohort}, but there are {clients} clients")
     if settings.lost_replies:
-        raise UsageError("run.lost_replies is set, but a real federation loses replies by itself")
+        raise UsageError("run.lost_replies is set, but a real federation loses replies on its own")
     if flower.min_replies > cohort:
         raise UsageError(f"flower.min_replies is {flower.min_replies}, but run.cohort is {cohort}")
     if (flower.min_clients or clients) > clients:

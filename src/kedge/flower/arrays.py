@@ -1,6 +1,6 @@
 """One vector as it travels: numpy's format 1.0, whole, or the places and the values of what is not zero.
 
-What arrives is compared with the bytes that it must have: first the size, then the header, which nobody parses.
+What arrives is compared with the bytes that it must have: first the size, then the header, which is never parsed.
 """
 
 import io

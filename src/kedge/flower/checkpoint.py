@@ -25,7 +25,7 @@ FORMAT = 1
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
-class Standing(BaseModel):
+class Progress(BaseModel):
     """Where a federation is, apart from the vectors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -56,12 +56,12 @@ class Checkpoint:
         """Where it is."""
         return self.directory / FILE
 
-    def save(self, standing: Standing, moment: Moment) -> None:
+    def save(self, standing: Progress, moment: Moment) -> None:
         """Replace the checkpoint."""
         make_directory(self.directory)
         write_tensors(self.path, _named(moment), standing.model_dump_json())
 
-    def load(self, like: Moment) -> tuple[Standing, Moment] | None:
+    def load(self, like: Moment) -> tuple[Progress, Moment] | None:
         """Return the checkpoint, whose vectors must have the form of ``like``; None if there is none."""
         refuse_link(self.path)
         if not self.path.exists():
@@ -69,12 +69,12 @@ class Checkpoint:
         try:
             with safetensors.safe_open(self.path, "pt") as file:
                 about = json.loads((file.metadata() or {})["kedge"])
-                standing = Standing.model_validate_json(json.dumps(about))
+                standing = Progress.model_validate_json(json.dumps(about))
                 found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, ValueError, KeyError, ValidationError, safetensors.SafetensorError) as error:
             raise UsageError(f"{self.path} cannot be read: {str(error).splitlines()[0][:200]}") from None
         if _forms(found) != _forms(_named(like)):
-            raise UsageError(f"{self.path} holds the vectors of another model or algorithm")
+            raise UsageError(f"{self.path} holds the vectors of a different model or algorithm")
         state = type(like.state)(*(found[f"server.{name}"] for name in like.state._fields))
         counts = {name: getattr(standing, name) for name in ("bytes_down", "bytes_up", "gradients")}
         return standing, Moment(standing.round, state, found["buffers"], **counts)

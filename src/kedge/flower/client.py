@@ -1,4 +1,4 @@
-"""The client's half of an exchange, in a process that Flower may start anew for every message."""
+"""The client's half of an exchange, in a process that Flower may start for every message."""
 
 import inspect
 import math
@@ -141,7 +141,7 @@ class Desk:
         self._context = context
 
     def answer(self, content: RecordDict) -> RecordDict:
-        """Answer a question from the state that it names; the next state becomes a version of its own."""
+        """Answer a question from the state that it names; the next state becomes a new version."""
         asked, agreed = about(content, Asked), self._agreed
         self._check(asked)
         exchanges = self._exchanges(asked.round)

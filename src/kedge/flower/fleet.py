@@ -20,7 +20,7 @@ PATIENCE = 600.0
 """Seconds for a node to say who it is."""
 
 
-class Activation(NamedTuple):
+class Incarnation(NamedTuple):
     """A node from its start to its end."""
 
     since: str
@@ -33,17 +33,17 @@ class Fleet:
     def __init__(self, grid: Grid, clients: int, names: dict[str, int], sizes: dict[int, int]) -> None:
         self.names, self.sizes = names, sizes  # the checkpoint keeps both
         self._grid, self._clients = grid, clients
-        self._online: set[Activation] = set()
-        self._known: dict[Activation, int] = {}
-        self._refused: set[Activation] = set()
-        self._asked: dict[str, Activation] = {}
+        self._online: set[Incarnation] = set()
+        self._known: dict[Incarnation, int] = {}
+        self._refused: set[Incarnation] = set()
+        self._asked: dict[str, Incarnation] = {}
         self._looked = -LOOK
 
     def look(self) -> None:
         """Find out who is connected, and ask new nodes who they are."""
         if time.monotonic() - self._looked >= LOOK:
             self._looked = time.monotonic()
-            self._online = {Activation(node.last_activated_at, node.node_id) for node in self._grid.get_nodes()}
+            self._online = {Incarnation(node.last_activated_at, node.node_id) for node in self._grid.get_nodes()}
             new = sorted(self._online - self._known.keys() - self._refused - set(self._asked.values()))
             messages = [Message(RecordDict(), one.node, "query", ttl=PATIENCE) for one in new]
             if messages:
@@ -56,7 +56,7 @@ class Fleet:
                 self._refused.add(activation)
                 log(WARNING, "node %s is not a client: %s", activation.node, plain(error))
 
-    def _meet(self, activation: Activation, reply: Message) -> None:
+    def _meet(self, activation: Incarnation, reply: Message) -> None:
         if reply.has_error():
             raise UsageError(f"it did not say who it is: {reply.error.reason}")
         if (reason := refusal(reply.content)) is not None:
@@ -81,7 +81,7 @@ class Fleet:
         taken = {*self.names.values(), *self.sizes}
         return next(number for number in itertools.count() if number not in taken)
 
-    def activation(self, client: int) -> Activation | None:
+    def activation(self, client: int) -> Incarnation | None:
         """Return the latest node that is this client; None if it is not connected."""
         return max((one for one in self._online if self._known.get(one) == client), default=None)
 

@@ -19,7 +19,7 @@ from kedge.errors import UsageError
 from kedge.exchange import Effort
 from kedge.flower.agreement import Agreement
 from kedge.flower.arrays import Spec
-from kedge.flower.fleet import Activation, Fleet, pulled
+from kedge.flower.fleet import Fleet, Incarnation, pulled
 from kedge.flower.versions import FRESH
 from kedge.flower.wire import Asked, Layouts, Told, about, pack, payload, plain, refusal, unpack, unpack_buffers
 from kedge.round import OPENING, Question, Reply, Rounds, Total
@@ -95,7 +95,7 @@ class Gatherer:
         return f"{self._epoch:06d}-{self._questions:010d}"
 
     def __call__(self, question: Question, clients: list[int]) -> Total:
-        """Return the sum of the replies that came in time and are as they must be."""
+        """Return the sum of the valid replies that came in time."""
         tag, rounds = self._tag(), self._rounds()
         sums, heard = Sums([(0, rounds.settings.shards)]), list[int]()
         for reply in self._accepted(question, clients, tag):
@@ -111,7 +111,7 @@ class Gatherer:
         if self._stateful:
             # Its state would keep half a round: the others' must not count this half.
             if lost := self._heard & self.silent:
-                raise TooFewError(f"clients {sorted(lost)} replied at first, but then no more")
+                raise TooFewError(f"clients {sorted(lost)} stopped replying in the middle of the round")
             self._heard.update(heard)
             self.versions.now |= dict.fromkeys(heard, tag)
         (values,) = sums.finished().values()
@@ -131,7 +131,7 @@ class Gatherer:
     def _collected(
         self, question: Question, clients: list[int], tag: str, enough: int, *, ordered: bool
     ) -> Iterator[Reply]:
-        """Ask, ask again who was started anew meanwhile, and return the replies that are as they must be.
+        """Ask, ask again the nodes that were restarted meanwhile, and return the valid replies.
 
         If ``ordered``, they come in the order of the clients, and a reply stays where it is until it is its turn, so
         that few are in memory at once. Only a client that is not connected is not waited for: the replies of those
@@ -139,7 +139,7 @@ class Gatherer:
         """
         end = time.monotonic() + self._agreed.flower.deadline
         news = self._news(question, clients)
-        owed, waiting, sent = set(clients), dict[str, int](), set[tuple[int, Activation]]()
+        owed, waiting, sent = set(clients), dict[str, int](), set[tuple[int, Incarnation]]()
         kept: dict[int, Reply] = {}
         count = 0
         while owed and count < enough:
@@ -206,7 +206,7 @@ class Gatherer:
 
     def _send(
         self, question: Question, news: Mapping[int, tuple[str, ...]], owed: set[int], tag: str,
-        sent: set[tuple[int, Activation]], end: float,
+        sent: set[tuple[int, Incarnation]], end: float,
     ) -> dict[str, int]:  # fmt: skip
         """Send to every node that owes a reply and was not asked yet; return the messages' names."""
         found = ((client, self.fleet.activation(client)) for client in sorted(owed))
@@ -237,7 +237,7 @@ class Gatherer:
     # ---- reading
 
     def _reply(self, message: Message, question: Question, client: int, tag: str) -> Reply:
-        """Return a reply if it is as it must be."""
+        """Return a reply if it is valid."""
         if message.has_error():
             raise UsageError(f"{message.error.reason or 'no reason'} (code {message.error.code})")
         content, exchange = message.content, question.exchange

@@ -1,6 +1,6 @@
 """Flower's own processes on this machine: a SuperLink and SuperNodes on free ports of the loopback interface.
 
-They have a FLWR_HOME of their own, so the user's configuration of Flower is neither read nor changed; and whatever they
+They have their own FLWR_HOME, so the user's configuration of Flower is neither read nor changed; and whatever they
 start ends with them, even what has left their process group.
 """
 
@@ -46,7 +46,7 @@ def program_path() -> str:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody uses."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -96,7 +96,7 @@ class Loopback:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.1)
-        raise FailedRunError(f"the SuperLink does not listen: {self.tail('superlink')}")
+        raise FailedRunError(f"the SuperLink is not listening: {self.tail('superlink')}")
 
     def node(self, number: int, config: str = "", *, key: Path | None = None) -> None:
         """Start the SuperNode of a client."""
@@ -113,7 +113,7 @@ class Loopback:
         )  # fmt: skip
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a process in a session of its own; its output goes to a log."""
+        """Start a process in its own session; its output goes to a log."""
         with self.log(name).open("ab") as out:
             self._running[name] = subprocess.Popen(
                 command, env=self.env, cwd=self.work, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
@@ -147,7 +147,7 @@ class Loopback:
         return [name for name, process in self._running.items() if process.poll() is not None]
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return what Flower knows of its runs, oldest first: status, traffic, ..."""
+        """Return what Flower knows about its runs, oldest first: status, traffic, ..."""
         done = subprocess.run(
             ["flwr", "ls", NAME, "--format", "json"], env=self.env, capture_output=True, text=True, timeout=60,
             check=False, cwd=self.work,
@@ -197,7 +197,7 @@ class Loopback:
 
 
 def _end_with_parent() -> None:
-    """Let the system end this process when its parent dies, even of kill -9."""
+    """Have the system end this process when its parent dies, even by kill -9."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 

@@ -67,7 +67,7 @@ class Record:
         return self._before + time.monotonic() - self._began
 
     def is_due(self, done: int) -> bool:
-        """Whether the model is evaluated after so many rounds."""
+        """Whether the model is evaluated after this many rounds."""
         return done % (self._agreed.run.eval_every or 1) == 0 or done == self._agreed.run.rounds
 
     def add(self, moment: Moment, before: Tensor, metrics: Sequence[Told]) -> Row:

@@ -1,7 +1,7 @@
 """The seed of what reply transforms draw: a secret of whoever draws, and other noise for every message.
 
 Noise that others can compute from the public seed of a run hides nothing. A round that is played again has other
-repliers, or other messages: with the same noise, the difference of the two would have none. So it draws anew, and
+repliers, or other messages: with the same noise, the difference of the two would have none. So it draws new noise, and
 counts as one more release of the data.
 """
 

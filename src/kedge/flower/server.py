@@ -25,7 +25,7 @@ from kedge.client import FlatModule, Loss
 from kedge.errors import FailedRunError, UsageError
 from kedge.flower.agreement import Agreement
 from kedge.flower.arrays import Spec
-from kedge.flower.checkpoint import Checkpoint, Standing
+from kedge.flower.checkpoint import Checkpoint, Progress
 from kedge.flower.client import Data, MakeModel, made
 from kedge.flower.fleet import Fleet
 from kedge.flower.gather import Counted, Gatherer, TooFewError
@@ -152,14 +152,14 @@ class Server:
 
     def _start_anew(self, fresh: Moment) -> None:
         """Keep the model and the counters; all other state is that of a new run."""
-        log(WARNING, "the experiment starts anew at round %s: fresh state everywhere", self.moment.round)
+        log(WARNING, "the experiment starts again at round %s, with fresh state everywhere", self.moment.round)
         self.moment = self.moment._replace(state=fresh.state)
         self._opened, self.versions.now = False, {}
 
     def _save(self) -> None:
         moment = self.moment
         self._checkpoint.save(
-            Standing(
+            Progress(
                 identity=self._identity, epoch=self._epoch, generation=self._generation, opened=self._opened,
                 round=moment.round, bytes_down=moment.bytes_down, bytes_up=moment.bytes_up,
                 gradients=moment.gradients, seconds=self._record.seconds(), versions=self.versions.now,

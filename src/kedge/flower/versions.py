@@ -1,7 +1,7 @@
 """A client's state on its own disk, in versions. Nothing is ever promoted.
 
 An answer makes a new version under the tag that the question gave. It counts once the server names it as the base of a
-later question; a version whose reply was lost is one that nobody names. Tags rise from question to question, and a
+later question; a version whose reply was lost is never named. Tags rise from question to question, and a
 question removes only versions older than itself, and of these not the one that it starts from nor the one to which the
 server may still return. So a question that arrives late, twice or not at all needs no repair.
 """
@@ -47,7 +47,7 @@ class Versions:
         except safetensors.SafetensorError as error:
             raise LostStateError(f"it has lost its state: {path} cannot be read: {error}") from None
         if {name: Spec.of(value) for name, value in found.items()} != dict(forms):
-            raise LostStateError(f"it has lost its state: {path} holds other vectors than the algorithm's")
+            raise LostStateError(f"it has lost its state: {path} holds vectors that are not the algorithm's")
         return found
 
     def save(self, tag: str, state: Mapping[str, Tensor], keep: set[str]) -> None:

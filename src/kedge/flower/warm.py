@@ -1,4 +1,4 @@
-"""A SuperExec that keeps torch and kedge imported, and forks for every message instead of starting anew.
+"""A SuperExec that keeps torch and kedge imported, and forks for every message instead of starting Python again.
 
     flower-supernode ... --isolation process --port 9094
     python -m kedge.flower.warm --insecure --runtime-api-address 127.0.0.1:9094

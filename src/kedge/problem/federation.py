@@ -28,7 +28,7 @@ Clients = Iterable[Samples] | Mapping[Any, Samples]
 
 
 class Federation:
-    """The clients' samples, an optional common test set, and optional test sets of the clients' own.
+    """The clients' samples, an optional common test set, and optional test sets for each client.
 
     ``clients`` holds, for each client, a pair ``(features, labels)`` of tensors, arrays or lists, or a
     ``torch.utils.data.Dataset``; a dict gives each client a name. ``test`` is of the same kind. Features may be a tuple

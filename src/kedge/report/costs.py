@@ -6,8 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kedge.algorithm import Algorithm, rule_of
-from kedge.checks import limits
+from kedge.algorithm import Algorithm
 from kedge.costs import Cost, ExchangeCost, Size, cost
 from kedge.errors import UsageError
 
@@ -60,15 +59,6 @@ def costs(kind: Kind) -> str:
         text += "".join(f" down {_sent(e.down)}, up {_sent(e.up)}; {work}." for e, work in _opening(kind, many))
     text += _with_all(kind, " With all clients in every round, who keep the last message: {} of the vectors down.")
     return f"**Costs.** {text}"
-
-
-def hyper_parameters(kind: Kind) -> str:
-    """Write the table of an algorithm's hyper-parameters."""
-    rows = ["| name | default | range | meaning |", "|---|---|---|---|"]
-    for field in dataclasses.fields(kind):
-        default = "required" if field.default is dataclasses.MISSING else f"`{field.default}`"
-        rows.append(f"| `{field.name}` | {default} | {_range(rule_of(field))} | {rule_of(field)['help']} |")
-    return "\n".join(rows) + "\n"
 
 
 def sections(page: str) -> dict[str, str]:
@@ -150,12 +140,6 @@ def _count(number: str, noun: str) -> str:
 
 def _passes(number: int) -> str:
     return f"{number} full pass{'' if number == 1 else 'es'} over the local data"
-
-
-def _range(rule: Any) -> str:
-    if rule["choices"]:
-        return ", ".join(f"`{choice}`" for choice in rule["choices"])
-    return ", ".join(limits(rule))
 
 
 def blocks(page: str) -> list[str]:

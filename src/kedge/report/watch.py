@@ -1,7 +1,7 @@
 """A live page over runs: a server for this machine only, which reads one folder and never writes.
 
 It has two addresses, the page and its data, and serves no file by its name. A request must name this server as its
-host, so that no web page elsewhere can reach it by a name of its own, and must carry the token that only the address
+host, so that no web page elsewhere can reach it by its own name, and must carry the token that only the address
 printed by `kedge watch` contains, so that no other user of the machine can.
 """
 
@@ -75,7 +75,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 class News:
-    """What the page shows now, made anew when a run changes, but not all the time."""
+    """What the page shows now; made again when a run changes, but not too often."""
 
     def __init__(self, folder: Path) -> None:
         self._followed = Followed(folder)
@@ -101,7 +101,7 @@ def _title(folder: Path) -> str:
     return f"Runs in {os.fspath(folder)}"
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """The server of a live page, on the loopback interface."""
 
     daemon_threads = True
@@ -121,17 +121,17 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that has gone away."""
+        """Say nothing about a browser that has disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: PageServer
     server_version, sys_version = "kedge", ""
     protocol_version = "HTTP/1.1"
     timeout = PATIENCE
 
     def do_GET(self) -> None:
-        """Answer, if the request may be answered."""
+        """Answer the request, if it is allowed."""
         try:
             place = urlsplit(self.path)
             asked = parse_qs(place.query, max_num_fields=10)

@@ -137,7 +137,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Finding:
+class JudgedClaim:
     """A claim in one panel."""
 
     claim: Claim
@@ -166,7 +166,7 @@ class Finding:
         return "not reproduced" if "the opposite" in words else "open"
 
 
-def findings(experiment: Experiment, own: list[Measure], look: Look, untestable: str = "") -> list[Finding]:
+def findings(experiment: Experiment, own: list[Measure], look: Look, untestable: str = "") -> list[JudgedClaim]:
     """Judge every claim in every panel, including those that were not run."""
     found = [
         _finding(experiment, claim, panel, own, look, untestable)
@@ -184,7 +184,7 @@ def holm(values: list[float]) -> list[float]:
     return [corrected[rank] for rank in np.argsort(order, kind="stable")]
 
 
-def _corrected(found: list[Finding]) -> list[Finding]:
+def _corrected(found: list[JudgedClaim]) -> list[JudgedClaim]:
     """Correct the p-values of all comparisons that count in a figure; one that two claims share is counted twice."""
     corrected = iter(holm([each.p for finding in found for each in finding.differences]))
     return [
@@ -195,15 +195,15 @@ def _corrected(found: list[Finding]) -> list[Finding]:
 
 def _finding(
     experiment: Experiment, claim: Claim, panel: str, own: list[Measure], look: Look, untestable: str
-) -> Finding:
+) -> JudgedClaim:
     if untestable:
-        return Finding(claim, panel, [], missing=NOT_TESTABLE)
+        return JudgedClaim(claim, panel, [], missing=NOT_TESTABLE)
     panels = {row.panel for row in own}
     reference, place = _reference(claim, own, look)
     if panel not in panels:
-        return Finding(claim, panel, [], missing=NOT_RUN)
+        return JudgedClaim(claim, panel, [], missing=NOT_RUN)
     if reference is None or place not in {row.panel for row in reference} | {""}:
-        return Finding(claim, panel, [], missing=f"{NOT_RUN}: needs {claim.more_than_in}")
+        return JudgedClaim(claim, panel, [], missing=f"{NOT_RUN}: needs {claim.more_than_in}")
 
     def compared(better: str, worse: str, ours: str, theirs: str) -> Difference | None:
         here = _paired(own, panel, (better, ours), (worse, theirs), claim.metric)
@@ -237,7 +237,7 @@ def _finding(
                 }
                 difference = replace(difference, checks={name: each for name, each in tried.items() if each})
             counted.append(difference)
-    return Finding(claim, panel, counted, shown, remark=_remark(claim, panel, own))
+    return JudgedClaim(claim, panel, counted, shown, remark=_remark(claim, panel, own))
 
 
 def _remark(claim: Claim, panel: str, own: list[Measure]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from kedge.errors import UsageError
 from kedge.files import claimed, make_directory, write_atomically, write_csv
 from kedge.reproduce import claims, results, verdict
-from kedge.reproduce.plan import Case, Grids, Hyper, Plan, Trial, name_of, slug
+from kedge.reproduce.plan import Case, FinalRun, Grids, Hyper, Plan, name_of, slug
 from kedge.reproduce.rehearsal import guessing
 from kedge.reproduce.results import LAST, Measure, Runs
 from kedge.reproduce.search import Search, search
@@ -69,7 +69,7 @@ def _conduct(
     found = search(plan, batch)
     chosen = found.chosen()
     finished = batch("runs", plan.final_jobs(chosen))
-    trials = [Trial(case, hyper, seed) for case, hyper in chosen.items() for seed in plan.seeds]
+    trials = [FinalRun(case, hyper, seed) for case, hyper in chosen.items() for seed in plan.seeds]
     runs = {trial: finished[name_of("run", *trial)] for trial in trials}
     _write_grid(folder / "grid.csv", found)
     return write_report(plan, found.grids, chosen, runs, folder, out, command, chances)

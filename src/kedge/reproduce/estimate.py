@@ -36,7 +36,7 @@ class Workload:
         return Workload(self.runs + other.runs, self.seconds + other.seconds)
 
     def on(self, cores: int) -> str:
-        """Format the time it takes on so many cores."""
+        """Format the time it takes on this many cores."""
         seconds = self.seconds / cores
         for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
             if seconds >= 2 * size:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kedge.errors import UsageError, shown, unknown
-from kedge.runs.config import load_toml
 from kedge.runs.own import short_name
+from kedge.runs.toml import load_toml
 
 
 def _dotted(sections: Any) -> Any:
@@ -186,7 +186,7 @@ def read_own(path: Path) -> Experiment:
     """Read a user's own experiment; its name is that of the file, unless the file says otherwise."""
     experiment = _validated(path.stem, load_toml(path))
     if experiment.name in [*names(), "all"]:
-        raise UsageError(f"the experiment {path} is called {experiment.name}, but that is a figure of kedge's own")
+        raise UsageError(f"the experiment {path} is called {experiment.name}, but kedge's own figures use that name")
     return experiment
 
 

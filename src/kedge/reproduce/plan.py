@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from kedge.algorithms import algorithm_class
 from kedge.reproduce.experiment import Changes, Experiment
-from kedge.runs.config import Config, check, merged
+from kedge.runs.config import Config, check
 from kedge.runs.settings import SETTINGS
+from kedge.runs.toml import merged
 
 FIRST_TUNING_SEED = 100
 """The grid search has its own seeds: other partitions, initial models, cohorts and minibatches."""
@@ -49,7 +50,7 @@ class Case(NamedTuple):
     line: str
 
 
-class Trial(NamedTuple):
+class FinalRun(NamedTuple):
     """What one final run tries."""
 
     case: Case

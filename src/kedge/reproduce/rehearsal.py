@@ -1,4 +1,4 @@
-"""What can be known of an experiment before its first run: whether it can be run, and what guessing would reach."""
+"""What can be known about an experiment before its first run: whether it can be run, and what guessing would reach."""
 
 import itertools
 from collections import Counter

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kedge.files import write_csv
-from kedge.reproduce.plan import Case, Trial
+from kedge.reproduce.plan import Case, FinalRun
 from kedge.runs.reader import MODEL_HASH, Row, StoredRun
 from kedge.runs.search import end
 
@@ -29,7 +29,7 @@ TARGET_STEP = 0.005
 SERIOUS = 0.75
 
 
-Runs = Mapping[Trial, StoredRun]
+Runs = Mapping[FinalRun, StoredRun]
 """The final runs of an experiment."""
 
 
@@ -115,7 +115,7 @@ def _goals(runs: Runs, case: Case, chance: float) -> _Goals:
     )
 
 
-def _measure(trial: Trial, run: StoredRun, goals: _Goals) -> Measure:
+def _measure(trial: FinalRun, run: StoredRun, goals: _Goals) -> Measure:
     history, chance = run.rows, goals.chance
     common: dict[str, Any] = {
         **trial.case._asdict(), **trial.hyper._asdict(), "seed": trial.seed, "diverged": run.diverged,

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import torch
 
-from kedge.reproduce.claims import Difference, Finding
+from kedge.reproduce.claims import Difference, JudgedClaim
 from kedge.reproduce.plan import PROTOCOLS, Case, Grids, Hyper, Plan
 from kedge.reproduce.results import Chances, Measure
 from kedge.reproduce.search import beyond
@@ -38,7 +38,7 @@ def write(
     grids: Grids,
     chosen: dict[Case, Hyper],
     measured: list[Measure],
-    findings: Iterable[Finding],
+    findings: Iterable[JudgedClaim],
     command: str,
     chances: Chances,
 ) -> str:
@@ -147,7 +147,7 @@ def _edges(grids: Grids, chosen: dict[Case, Hyper], rows: list[Measure]) -> list
     return [f"At an end of the grid, so there may be something better beyond it: {', '.join(found)}."] if found else []
 
 
-def _finding(finding: Finding, said: Callable[[str], str]) -> str:
+def _finding(finding: JudgedClaim, said: Callable[[str], str]) -> str:
     place = f"{finding.where or finding.panel}"
     remark = f" But {finding.remark}." if finding.remark else ""
     head = f"**{finding.claim.text}** {place}: *{said(finding.verdict)}*.{remark}"

@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from kedge.algorithm import Algorithm
 from kedge.algorithms import make_algorithm
 from kedge.client import Loss
-from kedge.errors import UsageError, shown
+from kedge.errors import UsageError
 from kedge.own_code import PLACES
 from kedge.problem import DATASETS, Federation, build_model, load_federation, model_options
 from kedge.problem.partition import WITH_ALPHA
@@ -33,6 +32,7 @@ from kedge.runs.rebuild import refuse_missing
 from kedge.runs.settings import Config as Config
 from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
+from kedge.runs.toml import check_values
 from kedge.schedules import Schedule
 from kedge.simulator.simulation import usable_device
 from kedge.theory import Diagnose
@@ -48,72 +48,6 @@ TEST_SAMPLES = 10_000
 
 EVALUATION_SHARE = 0.04
 """The share of the time that evaluations may take by default."""
-
-
-def load_toml(path: Path) -> dict[str, Any]:
-    """Read a configuration file."""
-    try:
-        content = path.read_bytes().decode()
-    except OSError as error:
-        raise UsageError(f"the configuration {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the configuration {path} is not TOML: {error}") from error
-    try:
-        return _toml(content)
-    except ValueError as error:
-        raise UsageError(f"the configuration {path} is not TOML: {error}") from error
-
-
-def parse_value(text: str) -> Any:
-    """Read a value as TOML would; what is not TOML is a string."""
-    try:
-        return _toml(f"value = {text}")["value"]
-    except ValueError:
-        return text
-
-
-def _toml(text: str) -> dict[str, Any]:
-    """Read TOML; what cannot be read is a ValueError, whatever the reason."""
-    try:
-        content = tomllib.loads(text)
-        check_values(content)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    return content
-
-
-def check_values(values: Mapping[str, Any] | list[Any], place: str = "") -> None:
-    """Refuse, wherever they stand, whole numbers of more than the 64 bits that TOML promises, and text that it has not.
-
-    Names of files may be any bytes but 0; what is written to `config.toml` may not.
-    """
-    for key, value in values.items() if isinstance(values, Mapping) else ((place, value) for value in values):
-        name = f"{place}.{key}" if place and isinstance(values, Mapping) else key
-        if not _is_text(key):
-            raise UsageError(f"{shown(name)} is the name of a setting, but must be UTF-8 and without zeros")
-        if isinstance(value, int) and value.bit_length() > 63:
-            raise UsageError(f"{name} is {shown(value)}, but a whole number has at most 63 bits")
-        if isinstance(value, str) and not _is_text(value):
-            raise UsageError(f"{name} is {shown(value)}, but text in a configuration must be UTF-8 and without zeros")
-        if isinstance(value, Mapping | list):
-            check_values(value, name)
-
-
-def _is_text(text: str) -> bool:
-    return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def merged(base: Mapping[str, Any], changes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return ``base`` with dotted keys set: ``("algorithm.eta", 0.1)``."""
-    result = {name: dict(section) if isinstance(section, dict) else section for name, section in base.items()}
-    for key, value in changes:
-        section, dot, name = key.partition(".")
-        if not dot or not name:
-            raise UsageError(f"the key {key!r} must have the form section.name, as in algorithm.eta")
-        if not isinstance(result.setdefault(section, {}), dict):
-            raise UsageError(f"{section} is {shown(result[section])}, but must be a section")
-        result[section][name] = value
-    return result
 
 
 def check(raw: Mapping[str, Any]) -> Config:
@@ -180,7 +114,8 @@ def _check_sources(config: Config) -> None:
             continue
         found, hashes = places(name), recorded.split(",")
         if len(found) != len(hashes):
-            raise UsageError(f"{key} is set, but {name} is not {'a file' if len(hashes) == 1 else 'so many files'}")
+            wrong = f"{name} is not a file" if len(hashes) == 1 else f"{place} does not name {len(hashes)} files"
+            raise UsageError(f"{key} is set, but {wrong}")
         for own, before in zip(found, hashes, strict=True):
             if (now := own.sha256()) != before:
                 raise UsageError(
@@ -292,7 +227,7 @@ def problem_of(config: Config) -> Problem:
     if found := places(name):
         model = own_model(found[0], options | {"input_shape": shape, "classes": classes}, seed)
     elif shape is None or classes is None:
-        raise UsageError(f"the model is {name}, but this data needs one of your own: --model file.py:function")
+        raise UsageError(f"the model is {name}, but this data needs your own: --model file.py:function")
     else:
         model = build_model(name, shape, classes, seed=seed, **options)
     return Problem(model, federation, loss_of(config.model.loss))

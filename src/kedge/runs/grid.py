@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.errors import UsageError
-from kedge.runs.config import check_values, parse_value
+from kedge.runs.toml import check_values, parse_value
 
 POINTS = 100_000
 """The most points a grid may have."""

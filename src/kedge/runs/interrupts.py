@@ -21,7 +21,7 @@ def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
     def first(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("kedge: stopping after this round; once more to stop at once", file=sys.stderr)
+        print("kedge: stopping after this round; interrupt again to stop at once", file=sys.stderr)
         stop()
 
     signal.signal(signal.SIGINT, first)

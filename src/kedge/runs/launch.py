@@ -77,7 +77,7 @@ def launch(
     stall_timeout: float,
     stop: Callable[[], bool],
 ) -> int:
-    """Play the run in ``directory`` in so many processes until it is over; return the exit code.
+    """Play the run in ``directory`` in ``workers`` processes until it is over; return the exit code.
 
     ``options`` are those of `kedge resume`. When ``stop`` returns True, the processes stop after their round.
     """

@@ -29,7 +29,7 @@ def stored_state(path: Path) -> State:
         raise UsageError(f"{path} has no {MODEL}: a run writes its model when it ends") from None
     except UsageError:
         raise
-    except Exception as error:  # safetensors has errors of its own
+    except Exception as error:  # safetensors has its own errors
         raise UsageError(f"{path / MODEL} cannot be read: {error}") from None
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from kedge.client import Loss, Metric, check_metrics
 from kedge.errors import UsageError, shown, unknown
-from kedge.own_code import Place
+from kedge.own_code import CodePlace
 from kedge.problem import DATASETS, Federation
 from kedge.problem.datasets import Entry, is_archive
 
@@ -33,11 +33,11 @@ def bce(output: Tensor, target: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "bce": bce}
 
 
-def places(text: object) -> list[Place]:
+def places(text: object) -> list[CodePlace]:
     """Return the places that a setting names; those of metrics are separated by commas."""
     if not isinstance(text, str) or is_archive(text):
         return []
-    return [place for part in text.split(",") if (place := Place.parse(part.strip())) is not None]
+    return [place for part in text.split(",") if (place := CodePlace.parse(part.strip())) is not None]
 
 
 def sha256(text: object) -> str:
@@ -58,7 +58,7 @@ def short_name(text: str) -> str:
 
 
 def entry_of(dataset: str) -> Entry:
-    """Return what is known of a data set before it is loaded."""
+    """Return what is known about a data set before it is loaded."""
     if dataset in DATASETS:
         return DATASETS[dataset]
     if is_archive(dataset) or places(dataset):
@@ -66,7 +66,7 @@ def entry_of(dataset: str) -> Entry:
     raise unknown("data set", dataset, DATASETS)
 
 
-def taken(place: Place) -> dict[str, bool] | None:
+def taken(place: CodePlace) -> dict[str, bool] | None:
     """Return the parameters of a function and whether each is required; None if it takes any."""
     function = place.load()
     if not callable(function):
@@ -81,7 +81,7 @@ def taken(place: Place) -> dict[str, bool] | None:
     return {each.name: each.default is each.empty for each in named}
 
 
-def called(place: Place, values: Mapping[str, Any]) -> Any:
+def called(place: CodePlace, values: Mapping[str, Any]) -> Any:
     """Call a function with those of the values that it takes."""
     known = taken(place)
     chosen = {name: value for name, value in values.items() if known is None or name in known}
@@ -96,7 +96,7 @@ def called(place: Place, values: Mapping[str, Any]) -> Any:
         raise UsageError(f"{place} failed: {type(error).__name__}: {error}") from error
 
 
-def own_federation(place: Place, values: Mapping[str, Any]) -> Federation:
+def own_federation(place: CodePlace, values: Mapping[str, Any]) -> Federation:
     """Return what a user's function loads."""
     made = called(place, values)
     if not isinstance(made, Federation):
@@ -104,7 +104,7 @@ def own_federation(place: Place, values: Mapping[str, Any]) -> Federation:
     return made
 
 
-def own_model(place: Place, values: Mapping[str, Any], seed: int) -> nn.Module:
+def own_model(place: CodePlace, values: Mapping[str, Any], seed: int) -> nn.Module:
     """Return what a user's function makes; torch's random numbers start from the seed, and the caller's are kept."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -207,7 +207,7 @@ def _serve(play: Play, connection: "Connection[Message, QueuedRun | None]") -> N
 
 
 def _die_with_parent() -> None:
-    """End this process when its parent has ended: nobody would hear it, and the next call wants the directory."""
+    """End this process when its parent ends: its reports would go nowhere, and the next call needs the directory."""
     parent = parent_process()
     if parent is not None:
         parent.join()

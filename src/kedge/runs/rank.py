@@ -1,7 +1,7 @@
 """One process of `kedge run --workers`: `python rank.py SOCKET ARGUMENTS` is `kedge ARGUMENTS` under a launcher.
 
 The launcher holds the other end of the socket. It hears from this process every few seconds, and when it ends, so does
-this process. This runs as a file, because importing kedge takes seconds, during which nobody would be watching.
+this process. This runs as a file, because importing kedge takes seconds, during which this process would be unwatched.
 """
 
 import ctypes

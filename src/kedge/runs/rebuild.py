@@ -1,4 +1,4 @@
-"""What `config.toml` says of a run made in Python: all that a configuration can say, and what is missing otherwise.
+"""What `config.toml` says about a run made in Python: all that a configuration can say, and what is missing otherwise.
 
 If nothing is missing, `kedge resume` and `kedge run config.toml` rebuild the run; the fingerprint checks that it is the
 same. What is missing stands in the section `python`.
@@ -18,6 +18,7 @@ from kedge.errors import UsageError
 from kedge.own_code import SHA256
 from kedge.problem import Federation, model_origin
 from kedge.problem.quadratic import QuadraticModel, mean_output
+from kedge.runs.own import entry_of
 from kedge.runs.settings import Config, RunSettings, SimulationSettings
 from kedge.schedules import Schedule
 
@@ -49,7 +50,7 @@ def described(
         "data": data, "model": options, "algorithm": dict(_algorithm(algorithm)),
         "run": RunSettings(**settings.values()).written(),
     }  # fmt: skip
-    whole = isinstance(model, QuadraticModel) and data.get("dataset") == "quadratics"
+    whole = isinstance(model, QuadraticModel) and "dataset" in data and entry_of(data["dataset"]).make is not None
     missing = []
     if federation.origin is None:
         missing.append("the federation was not made by kedge.load_federation")
@@ -65,7 +66,7 @@ def described(
     try:
         Config.read(sections)
         if "name" not in sections["algorithm"]:
-            raise UsageError(f"the algorithm {type(algorithm).__name__} is not in a file of its own")
+            raise UsageError(f"the algorithm {type(algorithm).__name__} is not defined in its own file")
     except UsageError as error:
         missing.append(str(error))
     return sections | ({PYTHON: {MISSING: missing}} if missing else {})

@@ -15,9 +15,9 @@ from torch import nn
 from kedge.client import Metric
 from kedge.errors import RunWarning, UsageError
 from kedge.problem import Federation
+from kedge.runs.checkpoint_timer import CheckpointTimer, Interval
 from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.reader import Row
-from kedge.runs.schedule import Interval, Schedule
 from kedge.simulator import Simulation
 from kedge.simulator.checkpoint import Checkpoints, Like, Loaded
 from kedge.simulator.fingerprint import fingerprint, metrics_fingerprint
@@ -37,7 +37,7 @@ class Recording:
         self.history: list[Row] = []
         self._run = run
         self._directory = directory
-        self._schedule = Schedule(interval)
+        self._schedule = CheckpointTimer(interval)
         self._checkpoints = None if directory is None else Checkpoints(directory.checkpoints)
         self._fingerprint = {} if directory is None else fingerprint(run, federation) | metrics_fingerprint(metrics)
         self._written_with = environment() | run.computes_with()

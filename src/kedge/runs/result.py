@@ -96,7 +96,7 @@ def plot(histories: Mapping[str, Sequence[Row]], columns: Sequence[str] = ()) ->
     from matplotlib.figure import Figure  # slow to load
 
     class Picture(Figure):
-        """A figure that a notebook shows without further ado."""
+        """A figure that a notebook shows by itself."""
 
         def _repr_png_(self) -> bytes:
             content = io.BytesIO()

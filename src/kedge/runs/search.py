@@ -18,7 +18,7 @@ LOWER = frozenset({"loss", "error", "mse", "rmse", "mae", "perplexity"})
 """A metric with one of these words in its name is better if it is lower; any other one if it is higher."""
 
 DIGITS = 4
-"""Accuracies that agree to so many digits are equal, and the loss decides."""
+"""Accuracies that agree to this many digits are equal, and the loss decides."""
 
 LARGEST = {"beta": 1.0}
 """Where an axis, whatever its section, has a natural end."""
@@ -27,7 +27,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def is_higher_better(metric: str) -> bool:
-    """Whether a higher value of a metric is better, by its name."""
+    """Whether a higher value of a metric is better, judging by its name."""
     return not LOWER & set(metric.lower().split("_"))
 
 
@@ -96,7 +96,7 @@ def ends(run: StoredRun, share: float = 0.0) -> tuple[float, float]:
 
 
 def ranked(standings: Iterable[Standing], metric: str, share: float = 0.0) -> list[Standing]:
-    """Return the best first: of those that went furthest, the best mean of the metric over the seeds.
+    """Return the best first: among those that played the most rounds, the best mean of the metric over the seeds.
 
     A tie is decided by the other metric. Points of which a run diverged or failed come last.
     """

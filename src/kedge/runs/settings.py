@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kedge.checks import byte_size
 from kedge.errors import UsageError, shown, unknown
-from kedge.runs.schedule import Interval
+from kedge.runs.checkpoint_timer import Interval
 from kedge.schedules import Schedule
 from kedge.settings import Section, Setting, Settings, setting
 
@@ -33,24 +33,24 @@ class DataSettings(Section):
 
     dataset: str = setting("digits", f"{DATASETS}; your own data.npz, or file.py:function.")
     data_dir: str | None = setting(
-        None, "Where the files are.", default_text="$KEDGE_DATA or ~/.cache/kedge", free=True
+        None, "The directory of the data files.", default_text="$KEDGE_DATA or ~/.cache/kedge", free=True
     )
-    clients: int = setting(40, "N, the clients.", at_least=1)
+    clients: int = setting(40, "N, the number of clients.", at_least=1)
     partition: str | None = setting(None, f"{PARTITIONS}.", default_text="dirichlet; by-user for synthetic")
-    alpha: float = setting(0.1, "Concentration: small is severe heterogeneity.", above=0)
-    shards_per_client: int = setting(2, "Of the partition shards.", at_least=1)
+    alpha: float = setting(0.1, "Concentration of the Dirichlet draw: small makes clients very unequal.", above=0)
+    shards_per_client: int = setting(2, "Shards per client, for the partition shards.", at_least=1)
     holdout: float = setting(
         0.0, "The share of the training samples to evaluate on, instead of the test set.", at_least=0, below=1
     )
     test_samples: int | None = setting(None, "Samples to evaluate on.", at_least=1, default_text="all")
     client_tests: float | None = setting(
-        None, "The share of every client's samples that becomes its own test set, see eval_clients.",
+        None, "The share of every client's samples that becomes its own test set; see eval_clients.",
         above=0, below=1, default_text="none",
     )  # fmt: skip
-    dim: int = setting(20, "Of quadratics: the number of parameters.", at_least=1)
-    heterogeneity: str = setting("mild", "Of quadratics: how the clients differ: mild, shared or large.")
-    sigma: float = setting(0.0, "Of quadratics: the noise of a sample's gradient.", at_least=0)
-    sha256: str | None = setting(None, "Of the source, where the data set is file.py:function.", option="")
+    dim: int = setting(20, "For quadratics: the number of parameters.", at_least=1)
+    heterogeneity: str = setting("mild", "For quadratics: how the clients differ (mild, shared or large).")
+    sigma: float = setting(0.0, "For quadratics: the noise of a sample's gradient.", at_least=0)
+    sha256: str | None = setting(None, "SHA-256 of the source, if the data set is file.py:function.", option="")
 
 
 class ModelSettings(Section):
@@ -67,18 +67,18 @@ class ModelSettings(Section):
     loss: str | None = setting(
         None, "cross-entropy, mse, bce, or your own file.py:function.", default_text="cross-entropy"
     )
-    widths: list[int] | None = setting(None, "Of mlp: the units of each hidden layer.", default_text="the model's")
+    widths: list[int] | None = setting(None, "For mlp: the units of each hidden layer.", default_text="the model's")
     dropout: float | None = setting(
-        None, "Of mlp: the share of units to drop.", at_least=0, below=1, default_text="the model's"
+        None, "For mlp: the share of units to drop.", at_least=0, below=1, default_text="the model's"
     )
     norm: Literal["group", "batch"] | None = setting(
-        None, "Of resnet18: GroupNorm or BatchNorm.", default_text="the model's"
+        None, "For resnet18: GroupNorm or BatchNorm.", default_text="the model's"
     )
     width: int | None = setting(
-        None, "Of resnet18: the channels of its first stage.", at_least=1, at_most=64, default_text="the model's"
+        None, "For resnet18: the channels of its first stage.", at_least=1, at_most=64, default_text="the model's"
     )
-    sha256: str | None = setting(None, "Of the source, where the name is file.py:function.", option="")
-    loss_sha256: str | None = setting(None, "Of the source, where the loss is file.py:function.", option="")
+    sha256: str | None = setting(None, "SHA-256 of the source, if the name is file.py:function.", option="")
+    loss_sha256: str | None = setting(None, "SHA-256 of the source, if the loss is file.py:function.", option="")
 
 
 class AlgorithmSettings(Section):
@@ -90,7 +90,7 @@ class AlgorithmSettings(Section):
 
     name: str = setting("scaffold-m", "An id of `kedge algorithms`, or file.py:Class.", option="algorithm")
     eta: float | Schedule = setting(0.1, "Local learning rate.", default_text="0.1; in compare each has its own")
-    sha256: str | None = setting(None, "Of the source, where the name is file.py:Class.", option="")
+    sha256: str | None = setting(None, "SHA-256 of the source, if the name is file.py:Class.", option="")
 
 
 class SimulationSettings(Settings):
@@ -98,25 +98,25 @@ class SimulationSettings(Settings):
 
     panel = "Run"
 
-    rounds: int = setting(100, "R, the rounds.", at_least=1, free=True)
+    rounds: int = setting(100, "R, the number of rounds.", at_least=1, free=True)
     eval_every: int | None = setting(
         1, "Rounds between evaluations; the last round is always evaluated.",
         at_least=1, configured=None, default_text="10 to 50 times a run, by cost",
     )  # fmt: skip
     eval_clients: bool = setting(False, "Evaluate on every client's own data too (mean and worst decile).")
-    device: str = setting("cpu", "Where torch computes.", free=True)
+    device: str = setting("cpu", "The device that torch computes on.", free=True)
     engine: str = setting(
         "auto", f"{ENGINES}: fused-mlp is for stacks of linear layers, fused-cnn for those of "
         "convolutions, pooling and linear layers, module for any model.", free=True,
     )  # fmt: skip
     threads: int | None = setting(
-        None, "Clients to run at once in a process. Changes no result. A model with more than 4 million parameters "
-        "runs one client at a time on all of torch's threads instead.",
+        None, "Clients to run at once in a process. Does not change the result. A model with more than 4 million "
+        "parameters runs one client at a time on all of torch's threads instead.",
         at_least=1, at_most=PROCESSES, default_text="one per core", free=True,
     )  # fmt: skip
     state_memory: int | str = setting(
-        "4GB", "Client state to keep in memory, in bytes or as in 500MB; the rest goes to a scratch file. No result "
-        "depends on it.", check=byte_size, free=True,
+        "4GB", "Client state to keep in memory, in bytes or as in 500MB; the rest goes to a scratch file. Does not "
+        "change the result.", check=byte_size, free=True,
     )  # fmt: skip
     checkpoint_every: int | str | None = setting(
         None, "Rounds between checkpoints, or '30s' for seconds; 0 means only at the end or when stopped, 'never' not "
@@ -135,11 +135,11 @@ class RunSettings(SimulationSettings):
         None, "Your own metrics of the test set: file.py:function, several separated by commas.", free=True
     )
     metrics_sha256: str | None = setting(
-        None, "Of the source of every metric, separated by commas.", option="", free=True
+        None, "SHA-256 of the source of every metric, separated by commas.", option="", free=True
     )
     diagnose: int | None = setting(
-        None, "Add the proof's quantities (drift, errors of momentum and control variables) to the rows of every n-th "
-        "round, of those that are evaluated.", at_least=1, default_text="never", free=True,
+        None, "Add the proof's quantities (drift, errors of momentum and control variables) to the row of every n-th "
+        "round, if that round is evaluated.", at_least=1, default_text="never", free=True,
     )  # fmt: skip
 
 
@@ -179,7 +179,8 @@ def _read(name: str, kind: type[Section], values: Mapping[str, Any]) -> Any:
     try:
         return kind.read(values)
     except UsageError as error:
-        raise UsageError(f"{name}.{error}") from None
+        named = str(error).partition(" ")[0] in kind.declared
+        raise UsageError(f"{name}.{error}" if named else str(error)) from None
 
 
 def _is_plain(value: Any) -> bool:

@@ -18,6 +18,7 @@ from kedge.client import Loss, Metric, check_metrics
 from kedge.errors import RunWarning, UsageError
 from kedge.problem import Federation
 from kedge.rules import PERSONAL
+from kedge.runs.checkpoint_timer import Interval
 from kedge.runs.directory import RunDirectory, environment
 from kedge.runs.interrupts import stopping_on_interrupt
 from kedge.runs.live import Callbacks, LiveRun
@@ -26,7 +27,6 @@ from kedge.runs.rebuild import described
 from kedge.runs.recording import Recording
 from kedge.runs.result import DivergedError as DivergedError
 from kedge.runs.result import Result as Result
-from kedge.runs.schedule import Interval
 from kedge.runs.settings import SimulationSettings
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation
@@ -58,7 +58,7 @@ def simulate(
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` from the parameters of ``model``, which is not changed.
 
-    Ctrl-C ends the run after its round: what there is is returned and, with ``out``, can be resumed.
+    Ctrl-C ends the run after its round: it returns the result so far and, with ``out``, the run can be resumed.
 
     Args:
         model: any module; its parameters are x^0 and its dtype is the dtype of the run.
@@ -87,7 +87,7 @@ def simulate(
         said = None if keep else described(model, federation, algorithm, loss, chosen, {"metrics": own})
         out = RunDirectory(out, said, resume=resume, python=True)
     directory = out
-    # Locked before anything is computed, until the end: nobody else can use the same directory.
+    # Locked before anything is computed, until the end: no other process can use the same directory.
     with nullcontext() if directory is None else directory.opened():
         run = Simulation(
             model, federation, algorithm, chosen.part(Settings), loss or cross_entropy,

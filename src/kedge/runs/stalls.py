@@ -10,7 +10,7 @@ GRACE = 60.0
 """The shortest timeout of a process that is starting or ending: loading torch may silence it for seconds."""
 
 STEP = 5.0
-"""The most seconds that count between two looks: while this process was suspended too, it could hear nobody."""
+"""The most seconds that count between two looks: while this process was suspended too, it could hear no heartbeat."""
 
 
 class Silence:

@@ -15,7 +15,7 @@ from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
 from kedge.own_code import PLACES
 from kedge.runs.batch import FREE, Event, available_cores, rehearse, run_batch
-from kedge.runs.config import Config, check, eval_every, merged
+from kedge.runs.config import Config, check, eval_every
 from kedge.runs.directory import to_toml
 from kedge.runs.grid import Axis, Choices, Point, corners, extended, parse_grid, point_name, points
 from kedge.runs.optuna_search import FILE as STUDY
@@ -23,6 +23,7 @@ from kedge.runs.optuna_search import Study, require_optuna
 from kedge.runs.own import absolute_place, entry_of, metrics_of
 from kedge.runs.reader import read_toml
 from kedge.runs.search import Standing, is_higher_better, ranked
+from kedge.runs.toml import merged
 
 FILE, BEST = "sweep.toml", "best"
 
@@ -42,7 +43,7 @@ class SweepPlan:
     seeds: int = 3
     metric: str = "test_accuracy"
     halving: int | None = None
-    """After each rung, one in so many points continues, with so many times the rounds."""
+    """After each rung, one in this many points continues, with this many times the rounds."""
     trials: int | None = None
     """How many points optuna tries."""
 
@@ -180,7 +181,7 @@ def joined(there: SweepPlan, here: SweepPlan) -> SweepPlan:
         if getattr(there, name) != getattr(here, name):
             _refuse(name, getattr(there, name), getattr(here, name))
     if (there.trials is None) != (here.trials is None):
-        raise UsageError("a sweep of a grid cannot continue as a search by optuna, nor the other way round")
+        raise UsageError("a sweep of a grid cannot continue as a search by optuna, or vice versa")
     axes = extended(there.axes, here.axes)
     seeds = max(there.seeds, here.seeds)
     if here.halving is not None and (axes != there.axes or seeds != there.seeds):

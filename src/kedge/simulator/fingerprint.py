@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.files import METRIC
-from kedge.local_updates import Chain
+from kedge.local_update import Chain
 from kedge.problem import Federation
 from kedge.samples import Lazy, leaves, structure
 from kedge.schedules import Schedule
@@ -207,7 +207,7 @@ def _code(thing: Any, seen: set[int]) -> Iterator[bytes]:
             yield from _code(type(module), seen)
             if not _is_library(type(module)):
                 yield from _held(vars(module), seen)
-            for value in vars(module).values():  # a forward of its own, hooks
+            for value in vars(module).values():  # its own forward, hooks
                 for one in value.values() if isinstance(value, dict) else [value]:
                     if callable(one) and not isinstance(one, nn.Module):
                         yield from _code(one, seen)

@@ -67,7 +67,7 @@ class Processes(Protocol):
         ...
 
     def exchanged(self, outgoing: Mapping[Move, Rows], incoming: Mapping[Move, int], like: Rows) -> dict[Move, Rows]:
-        """Send rows to other ranks and return what they sent here, so many rows per move; ``like`` is one row."""
+        """Send rows to other ranks and return what they sent here, ``incoming`` of each move; ``like`` is one row."""
         ...
 
     def share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -284,7 +284,7 @@ def _pieces(layout: Sequence[Tensor]) -> Iterator[list[_Piece]]:
 
 def _complete(tree: Node, parts: Mapping[Node, Values]) -> Values:
     total = completed(tree, parts)
-    assert total is not None, "somebody has replied"
+    assert total is not None, "at least one client has replied"
     return total
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
-from kedge.client.trial import Trial
+from kedge.client.trial import ModelTraits
 from kedge.errors import RunWarning, UsageError
 from kedge.exchange import Effort
 from kedge.problem import Federation
@@ -92,7 +92,7 @@ class Simulation:
         self._crew = Crew(rules, self.federation.sizes, x.numel(), self._hire(engine, threads, place))
         self._gather = Gatherer(self._rounds, self._crew, self._store, self.processes, x)
 
-    def _tried(self) -> Trial:
+    def _tried(self) -> ModelTraits:
         """Try the model on the smallest client."""
         data, size = self.federation, self.settings.batch_size
         smallest = int(data.sizes.argmin())
@@ -130,7 +130,7 @@ class Simulation:
             )
         if settings.batch_size is not None and settings.batch_size > sizes.min() and self.processes.leads:
             small = f"{int((sizes < settings.batch_size).sum())} of {clients} clients have fewer samples"
-            text = f"batch_size is {settings.batch_size}, but {small}: a minibatch of theirs is all they have"
+            text = f"batch_size is {settings.batch_size}, but {small}: their minibatches are all the samples they have"
             warnings.warn(text, RunWarning, stacklevel=3)
         most, first = Effort(int(settings.steps(sizes).max())), self.algorithm.at(0)
         for exchange in (*first.opening(), *first.exchanges(0, settings.seed)):
@@ -170,7 +170,7 @@ class Simulation:
 
     @property
     def is_personal(self) -> bool:
-        """Whether every client has layers of its own, so that nobody has the server's model."""
+        """Whether every client has its own layers, so that no client has the server's model."""
         return self._crew.rules.hidden > 0
 
     def modules(self) -> Iterator[tuple[int, nn.Module]]:
@@ -201,7 +201,7 @@ class Simulation:
         if self.federation.test is None:
             raise UsageError("the federation has no test set to evaluate on")
         if self.is_personal:
-            raise UsageError(f"{PERSONAL}; evaluate_clients evaluates theirs")
+            raise UsageError(f"{PERSONAL}; evaluate_clients evaluates each client's own")
         return evaluate(self.module_now(), self.loss, *self.federation.test, check_metrics(metrics))
 
     def evaluate_clients(self, metrics: Mapping[str, Metric] | None = None) -> list[dict[str, float]]:
@@ -369,7 +369,7 @@ class Answer:
 
 
 def _everyone(settings: Settings, clients: int) -> Settings:
-    """Return the settings; a cohort that nobody chose, but that is larger than the federation, is everyone."""
+    """Return the settings; a default cohort that is larger than the federation becomes all clients."""
     declared = Settings.declared["cohort"]
     if (
         settings.cohort is None

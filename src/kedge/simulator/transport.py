@@ -1,6 +1,6 @@
 """How the processes of a run send each other tensors: over torch.distributed, or over socket pairs on one machine.
 
-A socket pair has no address: nobody but the two processes that inherited its ends can reach it.
+A socket pair has no address: only the two processes that inherited its ends can reach it.
 """
 
 import selectors

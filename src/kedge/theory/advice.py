@@ -64,7 +64,7 @@ class Advice:
 
 
 def advise(measured: Measured, rounds: int = 100) -> Advice:
-    """Say what measured constants mean for a run of so many rounds.
+    """Say what measured constants mean for a run of this many rounds.
 
     >>> import kedge
     >>> model, federation = kedge.build_model("logistic", (64,), 10), kedge.load_federation("digits", clients=10)

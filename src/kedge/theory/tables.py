@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kedge.checks import real, whole
-from kedge.errors import unknown
 from kedge.theory.constants import Constants, constants_of
 
 HALF, TWO_THIRDS, ONE = Fraction(1, 2), Fraction(2, 3), Fraction(1)
@@ -24,7 +23,7 @@ NOISELESS = "noiseless gradients"
 
 
 @dataclass(frozen=True)
-class Term:
+class BoundTerm:
     """(scale / R)^power."""
 
     formula: str
@@ -41,7 +40,7 @@ class Rate:
     algorithm: str
     """Its id."""
     source: str
-    terms: tuple[Term, ...]
+    terms: tuple[BoundTerm, ...]
     assumptions: tuple[str, ...] = ()
     """Beyond smoothness and unbiased gradients of bounded variance."""
 
@@ -60,16 +59,16 @@ class Rate:
         )
 
     def each(self, constants: Constants, rounds: float) -> list[float]:
-        """Return every term after so many rounds."""
+        """Return every term after this many rounds."""
         L = constants.sample_smoothness if SAMPLE in self.assumptions else constants.L
         return [(term.scale(constants, L) / rounds) ** float(term.power) for term in self.terms]
 
     def at(self, constants: Constants, rounds: float) -> float:
-        """Return the bound on E|∇f|² after so many rounds."""
+        """Return the bound on E|∇f|² after this many rounds."""
         return sum(self.each(constants, rounds))
 
-    def dominant(self, constants: Constants, rounds: float) -> Term:
-        """Return the largest term after so many rounds."""
+    def dominant(self, constants: Constants, rounds: float) -> BoundTerm:
+        """Return the largest term after this many rounds."""
         each = self.each(constants, rounds)
         return self.terms[each.index(max(each))]
 
@@ -95,8 +94,8 @@ class Rate:
         return term.scale(constants, L) / math.pow(target, float(1 / term.power))
 
 
-def _term(formula: str, power: Fraction, scale: Callable[[Constants, float], float]) -> Term:
-    return Term(formula, power, scale)
+def _term(formula: str, power: Fraction, scale: Callable[[Constants, float], float]) -> BoundTerm:
+    return BoundTerm(formula, power, scale)
 
 
 # The terms that several rows share; D is L Δ.
@@ -210,11 +209,3 @@ def rates(constants: Constants, rounds: int = 1000, target: float | None = None)
         return Ranked(rate, rate.at(constants, rounds), needed, rate.dominant(constants, needed).formula)
 
     return sorted((ranked(rate) for rate in RATES), key=lambda row: (row.rounds, row.bound))
-
-
-def find_rates(algorithm: str) -> list[Rate]:
-    """Return the rows of an algorithm."""
-    found = [rate for rate in RATES if rate.algorithm == algorithm]
-    if not found:
-        raise unknown("rate of the algorithm", algorithm, {rate.algorithm for rate in RATES})
-    return found

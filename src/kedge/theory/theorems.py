@@ -64,7 +64,7 @@ class TheorySettings:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Letters:
     """The constants in the paper's letters, and the rounds."""
 
     L: float
@@ -134,7 +134,7 @@ def settings(
     if kind in (FedAvgM, FedAvgMVR) and math.isinf(known.initial_gradients):
         raise UsageError(f"zeta is inf, so the theorem of {name} needs G0, the mean of |∇f_i(x^0)|² over the clients")
     L = known.sample_smoothness if kind in (FedAvgMVR, ScaffoldMVR) else known.L
-    problem = Problem(L, L * known.delta, known.sigma, known.initial_gradients, known.N, known.S, known.K, R, c)
+    problem = Letters(L, L * known.delta, known.sigma, known.initial_gradients, known.N, known.S, known.K, R, c)
     found = theorem(problem, alternative)
     failed = [condition.text for condition in found.conditions if not condition.holds]
     if failed:
@@ -144,7 +144,7 @@ def settings(
     )
 
 
-def fedavg_m(p: Problem, alternative: bool = False) -> Chosen:
+def fedavg_m(p: Letters, alternative: bool = False) -> Chosen:
     """FedAvg-M, S = N, g^0 = 0."""
     beta = min(p.c, math.sqrt(_ratio(p.N * p.K * p.D, p.sigma**2 * p.R)))
     u = min(1 / 24, beta / 6)
@@ -173,7 +173,7 @@ def fedavg_m(p: Problem, alternative: bool = False) -> Chosen:
     return Chosen(beta, u, q, None, bound, conditions)
 
 
-def fedavg_m_vr(p: Problem, alternative: bool = False) -> Chosen:
+def fedavg_m_vr(p: Letters, alternative: bool = False) -> Chosen:
     """FedAvg-M-VR, S = N."""
     wanted = _ratio(p.N * p.K * p.D**2, p.sigma**4 * p.R**2) ** (1 / 3)
     beta = min(p.c, max(1 / p.R, wanted) if alternative else wanted)
@@ -204,7 +204,7 @@ def fedavg_m_vr(p: Problem, alternative: bool = False) -> Chosen:
     return Chosen(beta, u, q, B, bound, conditions)
 
 
-def scaffold_m(p: Problem, alternative: bool = False) -> Chosen:
+def scaffold_m(p: Letters, alternative: bool = False) -> Chosen:
     """SCAFFOLD-M, S of N, g^0 = 0, c_i^0 from B minibatches."""
     beta = min(p.c, p.S / p.N ** (2 / 3), math.sqrt(_ratio(p.D * p.S * p.K, p.sigma**2 * p.R)))
     u = min(1 / 24, beta / 12, p.S**1.5 / (63 * math.sqrt(beta) * p.N))
@@ -238,7 +238,7 @@ def scaffold_m(p: Problem, alternative: bool = False) -> Chosen:
     return Chosen(beta, u, q, B, bound, conditions)
 
 
-def scaffold_m_vr(p: Problem, alternative: bool = False) -> Chosen:
+def scaffold_m_vr(p: Letters, alternative: bool = False) -> Chosen:
     """SCAFFOLD-M-VR, S of N."""
     wanted = _ratio(p.K * p.D, p.sigma**2 * p.R) ** (2 / 3) * p.S ** (1 / 3)
     beta = min(p.S / p.N, p.c, max(1 / p.R, wanted) if alternative else wanted)
@@ -273,7 +273,7 @@ def scaffold_m_vr(p: Problem, alternative: bool = False) -> Chosen:
     return Chosen(beta, u, q, B, bound, conditions)
 
 
-THEOREMS: dict[type[Algorithm[Any, Any]], Callable[[Problem, bool], Chosen]] = {
+THEOREMS: dict[type[Algorithm[Any, Any]], Callable[[Letters, bool], Chosen]] = {
     FedAvgM: fedavg_m, FedAvgMVR: fedavg_m_vr, ScaffoldM: scaffold_m, ScaffoldMVR: scaffold_m_vr,
 }  # fmt: skip
 """The algorithms with a theorem."""
@@ -287,7 +287,7 @@ def _id(kind: type[Algorithm[Any, Any]]) -> str:
     return next((name for name, known in ALGORITHMS.items() if known is kind), kind.__name__)
 
 
-def _theorem(algorithm: Any) -> tuple[type[Algorithm[Any, Any]], Callable[[Problem, bool], Chosen]]:
+def _theorem(algorithm: Any) -> tuple[type[Algorithm[Any, Any]], Callable[[Letters, bool], Chosen]]:
     kind = algorithm_class(algorithm) if isinstance(algorithm, str) else algorithm
     kind = type(kind) if isinstance(kind, Algorithm) else kind
     if kind not in THEOREMS:

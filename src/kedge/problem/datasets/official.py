@@ -98,7 +98,7 @@ def _advice(official: Official) -> str:
         return ""
     return (
         f", so it is not the official file of {official.dataset}; put that in its place, "
-        "or make a kedge.Federation of your own data"
+        "or make a kedge.Federation from your own data"
     )
 
 

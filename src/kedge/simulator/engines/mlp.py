@@ -13,7 +13,6 @@ depend on where in memory its factors lie; so a client's result does not depend 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +26,8 @@ from kedge.local_steps import local_steps
 from kedge.problem import Federation
 from kedge.round import Done, Work
 from kedge.simulator.engines.base import Engine, Setup, compute_threads
-from kedge.simulator.engines.layers import KnownLoss, Layer, known_loss, plan
+from kedge.simulator.engines.layers import Layer, known_loss, plan
+from kedge.simulator.engines.mlp_steps import Anchored, Losses, StepSamples
 
 PRECISION = 1e5
 """The smallest eta K a, in units of rounding, that gives a mean gradient from the displacement: 0.012 in float32."""
@@ -119,7 +119,7 @@ class MLPEngine:
         divisor = work.eta * work.steps * abs(rule.grad)
         return not rule.displacement and divisor >= PRECISION * torch.finfo(work.start.dtype).eps
 
-    def _gather(self, work: Work) -> "StepSamples":
+    def _gather(self, work: Work) -> StepSamples:
         """Copy the samples of all steps, into memory that the next call overwrites."""
         federation, clients = self.federation, len(work.clients)
         source = federation.features.flatten(1)
@@ -212,7 +212,7 @@ class MLPEngine:
 
     def _gradient(
         self, point: Vector, decay: float, features: Tensor, target: Tensor, masks: Sequence[Tensor | None],
-        losses: "Losses | None",
+        losses: Losses | None,
     ) -> Vector:  # fmt: skip
         clients, size = features.shape[:2]
         grad = self._kept("gradient", clients, self.parameters)
@@ -229,7 +229,7 @@ class MLPEngine:
                 delta = self._back(number, delta, parameters[number].weight, outputs, masks[number - 1], before)
         return grad.add_(point, alpha=decay) if decay else grad
 
-    def _fused(self, rule: Direction, work: Work, data: "StepSamples", losses: "Losses | None") -> Local:
+    def _fused(self, rule: Direction, work: Work, data: StepSamples, losses: Losses | None) -> Local:
         eta, a, clients = work.eta, rule.grad, len(work.clients)
         x = rows(clients, self.parameters, like=work.start).copy_(work.start)
         parameters = self._views(x)
@@ -283,7 +283,7 @@ class MLPEngine:
         return scale, sum(terms[1:], terms[0]) if terms else None
 
     def _mean_gradient(
-        self, rule: Direction, work: Work, x: Vector, anchors: "list[Anchored]", data: "StepSamples"
+        self, rule: Direction, work: Work, x: Vector, anchors: list[Anchored], data: StepSamples
     ) -> Vector:
         """Return the mean of the gradients: the displacement minus everything else that moved x."""
         mean = torch.sub(work.start, x).mul_(1 / (work.eta * work.steps * rule.grad))
@@ -295,7 +295,7 @@ class MLPEngine:
                 mean.sub_(anchor.point, alpha=anchor.weight * work.weight_decay / rule.grad)
         return mean
 
-    def _anchor(self, point: Vector, weight: float, data: "StepSamples") -> "Anchored":
+    def _anchor(self, point: Vector, weight: float, data: StepSamples) -> Anchored:
         """Return ``weight`` times the gradients of all steps at ``point``, as what they are products of."""
         features, target, masks = data.everything()
         clients, size = features.shape[:2]
@@ -308,7 +308,7 @@ class MLPEngine:
             delta = self._back(number, delta, parameters[number].weight, outputs, masks[number - 1], before)
         return Anchored(deltas, inputs)
 
-    def _mean_anchored(self, anchored: "Anchored", data: "StepSamples", steps: int) -> Vector:
+    def _mean_anchored(self, anchored: Anchored, data: StepSamples, steps: int) -> Vector:
         """Return the mean over the steps of an anchor's weighted gradients, without weight decay."""
         total = self._kept("gradient", len(data.features), self.parameters)
         for number, into in enumerate(self._views(total)):
@@ -354,68 +354,6 @@ class FixedAnchor(NamedTuple):
 
 def _fixed(rule: Direction) -> list[FixedAnchor]:
     return [FixedAnchor(anchor.weight, anchor.point) for anchor in rule.anchors if anchor.point is not None]
-
-
-class Losses(NamedTuple):
-    """The outputs of a group's local steps, kept to compute all losses at once: a call costs more than its numbers."""
-
-    loss: KnownLoss
-    steps: list[tuple[Tensor, Tensor]]
-
-    def add(self, output: Tensor, target: Tensor) -> None:
-        """Keep a step's output."""
-        self.steps.append((output, target))
-
-    def of_clients(self) -> list[list[float]]:
-        """Return the loss of every client and step."""
-        if not self.steps:
-            return []
-        outputs, targets = (torch.stack(parts, 1) for parts in zip(*self.steps, strict=True))
-        values = self.loss.value(outputs, targets)
-        found: list[list[float]] = values.double().cpu().numpy().mean(-1).tolist()
-        return found
-
-
-@dataclass(frozen=True)
-class StepSamples:
-    """The samples of all steps of a group of clients."""
-
-    features: Tensor
-    target: Tensor
-    size: int  # samples of a step
-    repeated: bool  # whether every step uses all of them
-    masks: list[list[Tensor | None]]
-
-    def cut(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Return the part of each step."""
-        return [tensor] * len(self.masks) if self.repeated else torch.split(tensor, self.size, 1)
-
-    @functools.cached_property
-    def _steps(self) -> list[tuple[Tensor, Tensor, list[Tensor | None]]]:
-        return list(zip(self.cut(self.features), self.cut(self.target), self.masks, strict=True))
-
-    def step(self, k: int) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-        """Return features, target and dropout masks of step k."""
-        return self._steps[k]
-
-    def everything(self) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-        """Return the same of all steps at once."""
-        layers = zip(*self.masks, strict=True)
-        masks = [None if layer[0] is None else torch.cat(layer, 1) for layer in layers]
-        return self.features, self.target, masks
-
-
-@dataclass(frozen=True)
-class Anchored:
-    """The gradients at a fixed point of all steps, as what they are products of."""
-
-    deltas: list[Tensor]
-    inputs: list[Tensor]
-
-    def step(self, k: int, number: int, data: StepSamples) -> tuple[Tensor, Tensor]:
-        """Return δ and h of a layer in step k."""
-        part = slice(0, data.size) if data.repeated else slice(k * data.size, (k + 1) * data.size)
-        return self.deltas[number][:, part], self.inputs[number][:, part]
 
 
 def builder(setup: Setup) -> Callable[[], Engine] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from kedge.errors import unknown
-from kedge.theory.laboratory.finding import FULL, QUICK, Experiment, Finding, Panel, Scale, Series
+from kedge.theory.laboratory.finding import FULL, QUICK, Budget, Experiment, Finding, Panel, PlottedLine
 from kedge.theory.laboratory.rates import every_bound, exponents, participation, speed_up
 from kedge.theory.laboratory.steps import constant_rate, fixed_point, heterogeneity, step_or_momentum
 
@@ -38,4 +38,4 @@ def verify(
         yield EXPERIMENTS[name](QUICK if quick else FULL)
 
 
-__all__ = ["EXPERIMENTS", "FULL", "QUICK", "Finding", "Panel", "Scale", "Series", "check_names", "verify"]
+__all__ = ["EXPERIMENTS", "FULL", "QUICK", "Budget", "Finding", "Panel", "PlottedLine", "check_names", "verify"]

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 
 @dataclass(frozen=True)
-class Scale:
+class Budget:
     """How much to compute."""
 
     replicas: int
@@ -19,14 +20,14 @@ class Scale:
     """Whether grids are fine."""
 
     def rounds(self, count: int) -> int:
-        """Return so many rounds, scaled."""
+        """Return a number of rounds, scaled."""
         return max(20, round(count * self.length))
 
 
-QUICK, FULL = Scale(2, 0.35, dense=False), Scale(8, 1.0, dense=True)
+QUICK, FULL = Budget(2, 0.35, dense=False), Budget(8, 1.0, dense=True)
 
 
-class Series(NamedTuple):
+class PlottedLine(NamedTuple):
     """A line."""
 
     label: str
@@ -42,7 +43,7 @@ class Panel:
     title: str
     x: str
     y: str
-    series: tuple[Series, ...] = ()
+    series: tuple[PlottedLine, ...] = ()
     map: tuple[tuple[float, ...], ...] = ()
     columns: tuple[float, ...] = ()
     rows: tuple[float, ...] = ()
@@ -64,7 +65,7 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-Experiment = Callable[[Scale], Finding]
+Experiment = Callable[[Budget], Finding]
 
 
 class Fit(NamedTuple):
@@ -84,6 +85,5 @@ def fitted(x: Sequence[float], y: Sequence[float]) -> Fit:
     slope = float(centered @ up / (centered @ centered))
     rest = up - up.mean() - slope * centered
     free = max(len(x) - 2, 1)
-    # Student's t at 97.5 %, of so few points.
-    student = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45}.get(free, 2.1)
-    return Fit(slope, student * math.sqrt(float(rest @ rest) / free / float(centered @ centered)))
+    error = math.sqrt(float(rest @ rest) / free / float(centered @ centered))
+    return Fit(slope, float(stats.t.ppf(0.975, free)) * error)

@@ -19,7 +19,7 @@ from kedge.theory.laboratory.worlds import World
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trajectory:
     """What happened in every round, one column per replica."""
 
     gradients: Tensor
@@ -62,8 +62,8 @@ def play(
     replicas: int = 4,
     seed: int = 0,
     x: Tensor | None = None,
-) -> Trace:
-    """Run the algorithm for so many rounds."""
+) -> Trajectory:
+    """Run the algorithm for this many rounds."""
     rng = torch.Generator().manual_seed(seed)
     N = world.clients
     S = cohort or N
@@ -110,7 +110,7 @@ def play(
             gradients.append(exact.square().sum(-1))
             errors.append((exact - step).square().sum(-1))
             drifts.append(torch.as_tensor(drift).expand(replicas))
-    return Trace(torch.stack(gradients), torch.stack(errors), torch.stack(drifts), server)
+    return Trajectory(torch.stack(gradients), torch.stack(errors), torch.stack(drifts), server)
 
 
 def _needs(algorithm: Algorithm[Any, Any]) -> Needs:

@@ -3,7 +3,7 @@
 import math
 
 from kedge.algorithms import FedAvgM, Scaffold, ScaffoldM
-from kedge.theory.laboratory.finding import Finding, Panel, Scale, Series, fitted
+from kedge.theory.laboratory.finding import Budget, Finding, Panel, PlottedLine, fitted
 from kedge.theory.laboratory.playing import play
 from kedge.theory.laboratory.worlds import World, quadratic, robust
 from kedge.theory.theorems import settings
@@ -11,7 +11,7 @@ from kedge.theory.theorems import settings
 POWERS = {"FedAvg-M": -1 / 2, "FedAvg-M-VR": -2 / 3}
 
 
-def speed_up(scale: Scale) -> Finding:
+def speed_up(scale: Budget) -> Finding:
     """(3) Where noise dominates, the floor falls as 1/(NK)."""
     clients = [2, 4, 8, 16, 32] if scale.dense else [2, 8, 32]
     steps = [1, 2, 4, 8, 16] if scale.dense else [1, 4, 16]
@@ -41,8 +41,8 @@ def speed_up(scale: Scale) -> Finding:
                 "N",
                 "|∇f|²",
                 (
-                    Series("FedAvg-M", clients, by_clients),
-                    Series("1/N", clients, [by_clients[0] * clients[0] / n for n in clients], dashed=True),
+                    PlottedLine("FedAvg-M", clients, by_clients),
+                    PlottedLine("1/N", clients, [by_clients[0] * clients[0] / n for n in clients], dashed=True),
                 ),
             ),
             Panel(
@@ -50,8 +50,8 @@ def speed_up(scale: Scale) -> Finding:
                 "K",
                 "|∇f|²",
                 (
-                    Series("FedAvg-M", steps, by_steps),
-                    Series("1/K", steps, [by_steps[0] / k for k in steps], dashed=True),
+                    PlottedLine("FedAvg-M", steps, by_steps),
+                    PlottedLine("1/K", steps, [by_steps[0] / k for k in steps], dashed=True),
                 ),
             ),
         ),
@@ -59,7 +59,7 @@ def speed_up(scale: Scale) -> Finding:
     )
 
 
-def participation(scale: Scale) -> Finding:
+def participation(scale: Budget) -> Finding:
     """(4) SCAFFOLD-M against SCAFFOLD as S/N falls, without noise."""
     clients, target = 64, 1e-6
     cohorts = [64, 16, 4, 1] if scale.dense else [64, 8, 1]
@@ -110,20 +110,23 @@ def participation(scale: Scale) -> Finding:
                 f"no noise, N = {clients}",
                 "S",
                 f"rounds to {target:g}",
-                tuple(Series(n, cohorts, v) for n, v in needed.items()),
+                tuple(PlottedLine(n, cohorts, v) for n, v in needed.items()),
             ),
             Panel(
                 "SCAFFOLD's rounds over SCAFFOLD-M's",
                 "S",
                 "ratio",
-                (Series("measured", cohorts, measured), Series("ratio of the bounds", cohorts, predicted, dashed=True)),
+                (
+                    PlottedLine("measured", cohorts, measured),
+                    PlottedLine("ratio of the bounds", cohorts, predicted, dashed=True),
+                ),
             ),
         ),
         numbers={f"ratio_{s}": m for s, m in zip(cohorts, measured, strict=True)},
     )
 
 
-def exponents(scale: Scale) -> Finding:
+def exponents(scale: Budget) -> Finding:
     """(5) R^-2/3 with variance reduction, R^-1/2 without."""
     lengths = [500, 1500, 4500, 13500, 40500] if scale.dense else [500, 1500, 4500]
     world = quadratic(4, zeta=1.0, sigma=3.0, low=0.3)
@@ -162,8 +165,8 @@ def exponents(scale: Scale) -> Finding:
                 "R",
                 "mean |∇f|²",
                 (
-                    *(Series(label, lengths, values) for label, values in means.items()),
-                    *(Series(f"{label}: bound", lengths, values, dashed=True) for label, values in bounds.items()),
+                    *(PlottedLine(label, lengths, values) for label, values in means.items()),
+                    *(PlottedLine(f"{label}: bound", lengths, values, dashed=True) for label, values in bounds.items()),
                 ),
             ),
         ),
@@ -171,7 +174,7 @@ def exponents(scale: Scale) -> Finding:
     )
 
 
-def every_bound(scale: Scale) -> Finding:
+def every_bound(scale: Budget) -> Finding:
     """(6) Every explicit bound holds on every trajectory."""
     rounds = scale.rounds(400)
     worlds: list[tuple[str, World]] = [
@@ -205,7 +208,7 @@ def every_bound(scale: Scale) -> Finding:
                 "problems 1 to 4",
                 "problem",
                 "mean |∇f|² / bound",
-                tuple(Series(n, numbers, v) for n, v in shares.items()),
+                tuple(PlottedLine(n, numbers, v) for n, v in shares.items()),
             ),
         ),
         numbers={"worst": worst},

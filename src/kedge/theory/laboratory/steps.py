@@ -3,7 +3,7 @@
 import math
 
 from kedge.algorithms import FedAvg, FedAvgM, FedAvgMVR
-from kedge.theory.laboratory.finding import Finding, Panel, Scale, Series
+from kedge.theory.laboratory.finding import Budget, Finding, Panel, PlottedLine
 from kedge.theory.laboratory.playing import play
 from kedge.theory.laboratory.worlds import quadratic
 from kedge.theory.theorems import settings
@@ -11,7 +11,7 @@ from kedge.theory.theorems import settings
 K = 10
 
 
-def heterogeneity(scale: Scale) -> Finding:
+def heterogeneity(scale: Budget) -> Finding:
     """(1) FedAvg's floor grows with ζ, FedAvg-M's with the theorem's settings does not."""
     zetas = [1.0, 10.0, 100.0, 1e3, 1e4]
     rounds = scale.rounds(1500)
@@ -46,10 +46,10 @@ def heterogeneity(scale: Scale) -> Finding:
                 "ζ",
                 "|∇f|²",
                 (
-                    Series("FedAvg, eta 0.01: floor", zetas, plain),
-                    Series("FedAvg-M, theorem: mean", zetas, momentum),
-                    Series("FedAvg, the same rates: mean", zetas, shared),
-                    Series("the theorem's bound", zetas, bounds, dashed=True),
+                    PlottedLine("FedAvg, eta 0.01: floor", zetas, plain),
+                    PlottedLine("FedAvg-M, theorem: mean", zetas, momentum),
+                    PlottedLine("FedAvg, the same rates: mean", zetas, shared),
+                    PlottedLine("the theorem's bound", zetas, bounds, dashed=True),
                 ),
             ),
         ),
@@ -57,7 +57,7 @@ def heterogeneity(scale: Scale) -> Finding:
     )
 
 
-def fixed_point(scale: Scale) -> Finding:
+def fixed_point(scale: Budget) -> Finding:
     """(2) FedAvg-M(η, β) ends where FedAvg(βη) ends."""
     betas = [1.0, 0.3, 0.1, 0.03] if scale.dense else [1.0, 0.1]
     world, apart, floors, others = quadratic(zeta=10.0, low=0.3), [], [], []
@@ -84,8 +84,8 @@ def fixed_point(scale: Scale) -> Finding:
                 "β",
                 "|∇f|² at the limit",
                 (
-                    Series("FedAvg-M, eta 0.05", betas, floors),
-                    Series("FedAvg, eta 0.05 β", betas, others, dashed=True),
+                    PlottedLine("FedAvg-M, eta 0.05", betas, floors),
+                    PlottedLine("FedAvg, eta 0.05 β", betas, others, dashed=True),
                 ),
             ),
         ),
@@ -93,7 +93,7 @@ def fixed_point(scale: Scale) -> Finding:
     )
 
 
-def constant_rate(scale: Scale) -> Finding:
+def constant_rate(scale: Budget) -> Finding:
     """(7) A constant local step works for FedAvg-M, not for its extension with variance reduction."""
     betas = [1.0, 0.3, 0.1, 0.03] if scale.dense else [1.0, 0.3, 0.1]
     world = quadratic(zeta=10.0, low=0.3)
@@ -130,13 +130,16 @@ def constant_rate(scale: Scale) -> Finding:
         ),
         panels=(
             Panel(
-                "no noise, eta 0.05", "β", "|∇f|² at the limit", tuple(Series(n, betas, f) for n, f in floors.items())
+                "no noise, eta 0.05",
+                "β",
+                "|∇f|² at the limit",
+                tuple(PlottedLine(n, betas, f) for n, f in floors.items()),
             ),
             Panel(
                 "no noise, eta 0.05",
                 "β",
                 "mean squared drift of a client",
-                tuple(Series(n, betas, f) for n, f in drifts.items()),
+                tuple(PlottedLine(n, betas, f) for n, f in drifts.items()),
             ),
         ),
         numbers={"falls": falls, "stays": stays},
@@ -148,7 +151,7 @@ LONG, BEYOND = 3.0, 10.0
 BETA = 0.2
 
 
-def step_or_momentum(scale: Scale) -> Finding:
+def step_or_momentum(scale: Budget) -> Finding:
     """(8) FedAvg with two rates at the same effective step, against FedAvg-M."""
     zetas = (0.0, 1.0, 10.0, 100.0) if scale.dense else (0.0, 10.0)
     sigmas = (0.0, 0.1, 1.0, 10.0) if scale.dense else (0.0, 1.0)
@@ -209,7 +212,7 @@ Ends = dict[float, float]
 
 
 def _cell(
-    scale: Scale, zeta: float, sigma: float, gammas: tuple[float, ...], cohort: int | None, steps: int
+    scale: Budget, zeta: float, sigma: float, gammas: tuple[float, ...], cohort: int | None, steps: int
 ) -> tuple[Ends, Ends]:
     """Return the final |∇f|² of FedAvg and of FedAvg-M for every server rate."""
     world = quadratic(zeta=zeta, sigma=sigma, low=0.02)
@@ -225,7 +228,7 @@ def _cell(
     return plain, momentum
 
 
-def _predicted(scale: Scale) -> Panel:
+def _predicted(scale: Budget) -> Panel:
     """The ratio of the floors of noise against the server rate, for clients of one curvature."""
     gammas = [0.5, 1.0, 1.5, 1.8] if scale.dense else [0.5, 1.5]
     world = quadratic(zeta=0.0, sigma=1.0, alike=True, low=1.0)
@@ -236,7 +239,7 @@ def _predicted(scale: Scale) -> Panel:
         ends = [play(each, world, scale.rounds(600), **given).end(0.8) for each in (one, other)]  # type: ignore[arg-type]
         ratios.append(ends[0] / ends[1])
     theory = [(2 - gamma * BETA / (2 - BETA)) / (2 - gamma) for gamma in gammas]
-    lines = (Series("measured", gammas, ratios), Series("predicted", gammas, theory, dashed=True))
+    lines = (PlottedLine("measured", gammas, ratios), PlottedLine("predicted", gammas, theory, dashed=True))
     return Panel("noise only, curvature 1", "γ", "FedAvg's floor over FedAvg-M's", lines)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -103,11 +103,6 @@ def quadratic(
     directions = directions / size if clients > 1 else directions
     start = draw(DIM) + 0.5
     return Quadratic(curvatures.clone(), directions, zeta, sigma, start / start.norm())
-
-
-def noisier(world: Quadratic, sigma: float) -> Quadratic:
-    """Return the same clients with other noise."""
-    return replace(world, sigma=sigma)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""When to checkpoint: every so many rounds or seconds, or so that it takes at most a fiftieth of the time."""
+"""When to checkpoint: after a number of rounds or seconds, or so that it takes at most a fiftieth of the time."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ SHARE = 0.02
 """The share of the time that checkpoints may take by default."""
 
 PAUSE = 5.0
-"""Seconds that nobody minds losing: by default, checkpoints are at least this far apart."""
+"""Seconds of work that are cheap to lose: by default, checkpoints are at least this far apart."""
 
 # A guess at what a checkpoint takes, until one has been measured.
 SECONDS = 0.02
@@ -43,7 +43,7 @@ class Interval:
         return cls(rounds=whole("checkpoint_every", value, 0))
 
 
-class Schedule:
+class CheckpointTimer:
     """Decides after every round, from the time passed and what checkpoints have taken so far."""
 
     def __init__(self, interval: Interval) -> None:
