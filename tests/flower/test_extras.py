@@ -3,14 +3,19 @@
 Privacy is compared without its noise, which a federation draws from secret seeds.
 """
 
+import runpy
 import warnings
+from pathlib import Path
 
 import pytest
+import torch
 
 import kedge
 from kedge.errors import RunWarning
 from tests.flower.grid import World, config, digits, mlp
 from tests.flower.test_equal import assert_equal
+
+WORLDS = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "examples" / "own_worlds.py"))
 
 EXTRAS = [
     ("fedavg", {"algorithm.eta": "cosine(0.1, 0.01, rounds=3)", "run.weight_decay": "warmup(0.01, rounds=2)"}),
@@ -50,3 +55,16 @@ def test_clients_evaluate_the_model_with_their_personal_layers_and_the_server_ev
     right = [float((model(features).argmax(1) == labels).double().mean()) for model in models]
     assert last["cohort_accuracy"] == pytest.approx(sum(right) / 3)
     assert len(set(right)) > 1
+
+
+def test_inputs_of_any_structure_are_evaluated_by_the_server_and_by_the_clients(tmp_path):
+    torch.manual_seed(0)
+    model, federation, _ = WORLDS["lora"]()  # a dict of inputs, outputs with logits
+    world = World(tmp_path, federation, lambda: model)
+    wanted = config("fedavg", tmp_path / "out", 2, 5, flower__eval_clients=True, data__clients=5)
+    world.server(wanted).run()
+    first, last = kedge.read_run(tmp_path / "out").rows
+    played = kedge.simulate(model, federation, kedge.FedAvg(eta=0.05), 2, 5, 3, 4, seed=5)
+    assert last["test_loss"] == pytest.approx(played.history[-1]["test_loss"])
+    assert last["test_accuracy"] == played.history[-1]["test_accuracy"]
+    assert last["cohort_accuracy"] == first["test_accuracy"]  # all clients of this test have the server's test data

@@ -133,6 +133,15 @@ def test_a_column_is_a_number(value):
         play(Wordy())
 
 
+def test_a_single_callback_must_be_in_a_list():
+    made = kedge.quadratics(clients=3, dim=2)
+    with pytest.raises(kedge.UsageError, match=r"callbacks is .*ProgressBar.*, but must be a list of callbacks"):
+        kedge.simulate(
+            made.model, made.federation, kedge.FedAvg(eta=0.1), loss=made.loss, rounds=1, cohort=None, batch_size=None,
+            callbacks=kedge.callbacks.ProgressBar(),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("wrong", [object(), Everything, lambda run: None, "on_round"])
 def test_what_is_no_callback_is_refused(wrong):
     with pytest.raises(kedge.UsageError, match="is not a callback: it must be an object with one of on_start"):

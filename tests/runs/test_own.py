@@ -170,6 +170,7 @@ def test_compare_and_sweep_take_them_too(file, tmp_path, capsys):
         (["--dataset", "my.py:needy"], "my.py:needy needs secret, but nothing sets it"),
         (["--dataset", "my.py:load", "--alpha", "1"], "my.py:load does not take alpha; it takes clients, seed, shift"),
         (["--model", "my.py:make_model", "--set", "model.depth=2"], "my.py:make_model does not take depth"),
+        (["--model", "my.py"], "model 'my.py' is a file; name what is in it too, as in 'my.py:make'"),
         (["--model", "my.py:wrong"], "my.py:wrong returned a int, but must return a torch.nn.Module"),
         (["--loss", "mae"], "loss 'mae' does not exist"),
         (["--loss", "my.py:number"], "my.py:number is 3, but must be a function loss(output, y)"),

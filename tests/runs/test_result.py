@@ -149,3 +149,21 @@ def test_ctrl_c_returns_what_there_is_and_the_run_can_be_resumed(tmp_path, capfd
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     resumed = play(federation, out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.server["x"], play(federation).server["x"])
+
+
+def test_the_worst_tenth_of_an_error_is_the_largest_and_a_collection_of_torchmetrics_has_several_names():
+    import torchmetrics
+
+    rng = np.random.default_rng(0)
+    parts = [(x, x[:, :1] * place) for place in range(5) for x in [rng.normal(size=(6, 3)).astype("float32")]]
+    own = {"mae": lambda outputs, targets: (outputs - targets).abs().mean()}
+    settings = {"rounds": 1, "cohort": 5, "batch_size": 3, "loss": nn.MSELoss(), "eval_clients": True}
+    federation = kedge.Federation(parts, test=parts[0])
+    result = kedge.simulate(nn.Linear(3, 1), federation, kedge.FedAvg(eta=0.01), metrics=own, **settings)
+    values = [each["mae"] for each in result.evaluate_clients()]
+    assert result.history[-1]["clients_mae_worst_decile"] == pytest.approx(max(values))
+    assert max(values) > min(values)
+    several = torchmetrics.MetricCollection([torchmetrics.MeanSquaredError(), torchmetrics.MeanAbsoluteError()])
+    row = kedge.simulate(nn.Linear(3, 1), federation, kedge.FedAvg(eta=0.01), metrics=several, **settings).history[-1]
+    assert row["test_MeanSquaredError"] == pytest.approx(row["test_loss"], rel=1e-5)
+    assert {"test_MeanAbsoluteError", "clients_MeanAbsoluteError_worst_decile"} <= set(row)

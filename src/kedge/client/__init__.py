@@ -3,7 +3,7 @@
 `Client` is a client in its own process: it answers the questions of a server, wherever that server is.
 """
 
-from kedge.client.alone import Client
+from kedge.client.alone import Client, as_taken
 from kedge.client.evaluation import Metric, check_metrics, evaluate, summarised
 from kedge.client.flat import FlatModule, convolves, frozen, views
 from kedge.client.steps import Autograd, ClientSteps, Gradients, Loss
@@ -17,6 +17,7 @@ __all__ = [
     "Gradients",
     "Loss",
     "Metric",
+    "as_taken",
     "check_metrics",
     "convolves",
     "evaluate",

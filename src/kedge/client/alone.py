@@ -48,8 +48,10 @@ class Client:
         self.number, self.algorithm, self.settings = number, algorithm, settings
         self._flat = FlatModule(model, torch.device("cpu"))
         dtype = self._flat.initial.dtype
-        self._labels = _targets(labels, dtype)
-        samples = Eager(_inputs(features, model, dtype, len(self._labels)), self._labels)
+        inputs, self._labels = as_taken(features, labels, dtype)
+        if convolves(model, inputs):
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        samples = Eager(inputs, self._labels)
         rows = torch.arange(len(self._labels))
         first = rows[: settings.batch_size]
         who = f"a minibatch of client {number} has {len(first)} sample"
@@ -102,16 +104,11 @@ class Client:
         return reply
 
 
-def _inputs(features: Any, model: nn.Module, dtype: torch.dtype, rows: int) -> Input:
-    """Return samples as the model takes them: floats in its dtype, integers unchanged."""
+def as_taken(features: Any, labels: Any, dtype: torch.dtype) -> tuple[Input, Tensor]:
+    """Return samples and labels as the model takes them: floats in its dtype, integers unchanged."""
 
     def moved(leaf: Tensor) -> Tensor:
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-    found = mapped(moved, read_input(features, "the features", rows))
-    return found.contiguous(memory_format=torch.channels_last) if convolves(model, found) else found
-
-
-def _targets(labels: Any, dtype: torch.dtype) -> Tensor:
-    found = read_labels(labels, "the labels")
-    return found.to(dtype) if found.is_floating_point() else found
+    targets = moved(read_labels(labels, "the labels"))
+    return mapped(moved, read_input(features, "the features", len(targets))), targets

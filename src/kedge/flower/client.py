@@ -12,8 +12,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from kedge.checks import tensor
-from kedge.client import Client, Loss
+from kedge.client import Client, Loss, as_taken
 from kedge.errors import UsageError, shown
 from kedge.exchange import Effort
 from kedge.flower.agreement import Agreement
@@ -203,8 +202,7 @@ class Desk:
         """Evaluate the model that came, with the client's personal layers, on its own test data."""
         if self._test is None or "x" not in down._fields:
             return {}
-        features, labels = tensor(self._test[0], "the test features"), tensor(self._test[1], "the test labels")
-        features = features.to(down.x.dtype) if features.is_floating_point() else features
+        features, labels = as_taken(*self._test, down.x.dtype)
         found = client.evaluated(client.entered(down.x, state), buffers, self._loss, features, labels)
         finite = {f"test_{name}": value for name, value in found.items() if math.isfinite(value)}
         return finite | {"test_samples": len(labels)}

@@ -9,8 +9,7 @@ from pathlib import Path
 from flwr.common import log
 from torch import Tensor
 
-from kedge.checks import tensor
-from kedge.client import FlatModule, Loss, evaluate, summarised
+from kedge.client import FlatModule, Loss, as_taken, evaluate, summarised
 from kedge.errors import FailedRunError
 from kedge.files import cut
 from kedge.flower.agreement import Agreement
@@ -34,7 +33,7 @@ class Record:
             if test is not None:
                 log(WARNING, "%s: it is not evaluated; see flower.eval_clients", PERSONAL)
             test = None
-        self._test = None if test is None else (_floats(test[0], flat.initial), tensor(test[1], "the test labels"))
+        self._test = None if test is None else as_taken(*test, flat.initial.dtype)
         self._last: Row = {}
         self._before, self._began = 0.0, time.monotonic()
 
@@ -114,11 +113,6 @@ def cohort_columns(metrics: Sequence[Told]) -> Row:
     named = [{"loss": told.test_loss, "accuracy": told.test_accuracy} for told in metrics]
     rows = [{name: value for name, value in row.items() if value is not None} for row in named]
     return summarised(rows, "cohort") if rows and all(row.keys() == rows[0].keys() for row in rows) else {}
-
-
-def _floats(features: object, like: Tensor) -> Tensor:
-    found = tensor(features, "the test features")
-    return found.to(like.dtype) if found.is_floating_point() else found
 
 
 def _flower_version() -> str:

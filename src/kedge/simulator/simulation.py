@@ -18,7 +18,7 @@ from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
 from kedge.client.trial import Trial
-from kedge.errors import RunWarning, UsageError
+from kedge.errors import RunWarning, UsageError, shown
 from kedge.exchange import Effort
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
@@ -71,6 +71,8 @@ class Simulation:
         ):  # fmt: skip
             if not isinstance(value, kind):
                 raise UsageError(f"{name} is {value!r}, but must be a {kind.__module__}.{kind.__name__}")
+        if isinstance(loss, type) or not callable(loss):
+            raise UsageError(f"loss is {shown(loss)}, but must be a function of outputs and labels, as is nn.MSELoss()")
         self.initial_model, self.algorithm, self.loss, self.device = model, algorithm, loss, device
         self.settings = _everyone(settings or Settings(), len(federation))
         self.processes = processes or current_processes()
@@ -214,15 +216,14 @@ class Simulation:
     def __repr__(self) -> str:
         return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
 
-    def client(self, number: int) -> dict[str, Tensor]:
-        """Return a client's own vectors by name."""
-        if not 0 <= number < len(self.federation):
-            raise UsageError(f"client {number} does not exist; there are {len(self.federation)}")
+    def client(self, number: Any) -> dict[str, Tensor]:
+        """Return a client's own vectors by name; the client is given by its number or name."""
+        number = self.federation.number(number)
         if not self._gather.has(number):
             raise UsageError(f"the state of client {number} is not in this process, but in another process of the run")
         return dict(self._store[number]._asdict())
 
-    def client_model(self, number: int) -> nn.Module:
+    def client_model(self, number: Any) -> nn.Module:
         """Return the current model as a client sees it, with its personal layers: an independent copy."""
         return self.flat.exported(self._entered(self.client(number)), self.moment.buffers)
 
