@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset as Table
 from torch import nn
 
 import kedge
@@ -152,6 +153,9 @@ def fitted(model, labels, loss=None):
     return kedge.simulate(model, kedge.Federation([(some(2, 3), labels)]), kedge.FedAvg(eta=1), loss=loss, **ONE)
 
 
+TABLE = Table.from_dict({"x": [[0.0, 1.0]], "y": [0]})
+
+
 class Ragged(torch.utils.data.Dataset):
     def __len__(self):
         return 2
@@ -207,6 +211,12 @@ def test_a_client_is_found_by_its_name():
             ),
             r"several shapes: \(3,\) with a label \(\); \(4,\) with a label",
         ),
+        (
+            lambda: kedge.Federation({"ann": (some(2, 3), [0, 1]), "bob": (some(2, 4), [0, 1])}),
+            "client 'bob' has features of shape .* but client 'ann' has",
+        ),
+        (lambda: kedge.Federation({"bob": (some(2, 3) + np.nan, [0, 1])}), "client 'bob' has NaN in its features"),
+        (lambda: kedge.Federation([TABLE]), "client 0 is a table of Hugging Face's datasets; use Federation.from_data"),
         (lambda: kedge.Federation([({}, [0])]), "client 0's features are a dict, but it must have names and arrays"),
         (lambda: kedge.Federation([({"a": some(2, 3)}, [0])]), "client 0 has 2 samples, but 1 labels"),
         (lambda: kedge.Federation([({"a": some(1, 3)}, [0]), ({"b": some(1, 3)}, [0])]), "has features {b}"),

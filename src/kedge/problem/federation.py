@@ -71,16 +71,16 @@ class Federation:
         if lazy:
             self._make_lazy(list(clients), test, client_tests)
             return
-        pairs = [_pair(data, f"client {i}") for i, data in enumerate(clients)]
+        pairs = [_pair(data, self._called(i)) for i, data in enumerate(clients)]
         if not pairs:
             raise UsageError("a federation has 0 clients, but needs at least 1")
         for i, pair in enumerate(pairs):
-            _check_alike(pair, f"client {i}", pairs[0], "client 0")
+            _check_alike(pair, self._called(i), pairs[0], self._called(0))
         sizes = np.array([len(labels) for _, labels in pairs], np.int64)
         ends = sizes.cumsum()
 
         def holder(row: int) -> str:
-            return f"client {int(np.searchsorted(ends, row, side='right'))}"
+            return self._called(int(np.searchsorted(ends, row, side="right")))
 
         self.features = joined([features for features, _ in pairs], torch.cat)
         self.labels = torch.cat([labels for _, labels in pairs])
@@ -88,6 +88,9 @@ class Federation:
         self.indices = ClientIndices(ends - sizes, sizes).to(self.labels.device)
         self.test = self._checked_test(test)
         self._add_client_tests(client_tests)
+
+    def _called(self, i: int) -> str:
+        return f"client {i if self.names is None else shown(self.names[i])}"
 
     def _make_lazy(self, clients: list[Any], test: Samples | None, client_tests: Clients | float | None) -> None:
         if not clients:
@@ -323,6 +326,8 @@ class Federation:
 def _pair(data: Any, who: str) -> tuple[Any, Tensor]:
     if isinstance(data, Dataset):
         data = _stacked(data, who)
+    if hasattr(data, "column_names"):
+        raise UsageError(f"{who} is a table of Hugging Face's datasets; use Federation.from_datasets")
     try:
         features, labels = data
     except (TypeError, ValueError):
