@@ -188,6 +188,8 @@ def test_a_client_is_found_by_its_name():
     assert torch.equal(federation.client("bob")[0], federation.client(1)[0])
     result = kedge.simulate(model, federation, kedge.Scaffold(eta=0.1), rounds=2, cohort=3, batch_size=4)
     assert torch.equal(result.client("eve")["c_i"], result.client(2)["c_i"])
+    answer = result.simulation.ask(kedge.FullGradient(), ["bob"])
+    assert torch.equal(answer.each("bob")["gradient"], answer.mean["gradient"])
     with pytest.raises(kedge.UsageError, match="client is 'zoe', but no client of the federation has that name"):
         federation.client("zoe")
     with pytest.raises(kedge.UsageError, match="client is 'ann', but no client"):

@@ -108,7 +108,7 @@ class LiveRun:
         """Return a client's own vectors by name; the client is given by its number or name."""
         return self._simulation.client(number)
 
-    def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> Answer:
+    def ask(self, exchange: AnyExchange, clients: Iterable[Any] | None = None) -> Answer:
         """Ask clients (None: all) a question such as `kedge.FullGradient`; no trace is left, no cost is counted."""
         began = time.perf_counter()
         answer = self._simulation.ask(exchange, clients)

@@ -252,15 +252,17 @@ class Simulation:
         """The mean loss of the minibatches that the last round's clients trained on; not a number if not measured."""
         return self.moment.train_loss
 
-    def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> "Answer":
-        """Ask clients (None: all) a question at this moment; no state changes and no cost is counted.
+    def ask(self, exchange: AnyExchange, clients: Iterable[Any] | None = None) -> "Answer":
+        """Ask clients, by number or name (None: all), a question; no state changes and no cost is counted.
 
         Every process of a run must ask the same question.
         """
         everyone = range(len(self.federation))
-        asked = list(everyone) if clients is None else sorted(set(clients))
-        if not asked or asked[0] < 0 or asked[-1] >= len(everyone):
-            raise UsageError(f"clients is {clients!r}, but must be some of 0 to {len(everyone) - 1}")
+        if clients is not None and (isinstance(clients, str) or not isinstance(clients, Iterable)):
+            raise UsageError(f"clients is {shown(clients)}, but must be a list of clients")
+        asked = list(everyone) if clients is None else sorted({self.federation.number(each) for each in clients})
+        if not asked:
+            raise UsageError("clients is empty, but must name at least one")
         return Answer(self, self._rounds.question(self.moment, exchange, self.round, ASKED), asked)
 
     def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> tuple[Any, float]:
@@ -358,8 +360,9 @@ class Answer:
         self.mean: dict[str, Tensor] = mean._asdict()
         """The mean reply, weighted like the objective: its vectors by name."""
 
-    def each(self, client: int) -> dict[str, Tensor]:
+    def each(self, client: Any) -> dict[str, Tensor]:
         """Return one client's reply, computed again; only until the run plays its next round."""
+        client = self._run.federation.number(client)
         if client not in self.clients:
             raise UsageError(f"client {client} was not asked")
         if self._run.round != self._round:
