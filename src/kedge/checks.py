@@ -23,6 +23,15 @@ LARGEST = 1e30
 """The largest hyper-parameter: float32 still holds it."""
 
 
+LOWER = frozenset({"loss", "error", "mse", "rmse", "mae", "perplexity"})
+"""A metric with one of these words in its name is better if it is lower; any other one if it is higher."""
+
+
+def is_higher_better(metric: str) -> bool:
+    """Whether a higher value of a metric is better, by its name."""
+    return not LOWER & set(metric.lower().split("_"))
+
+
 def affordable(what: str, size: int) -> None:
     """Refuse ``what`` if it needs more bytes than this machine has memory."""
     if size > memory():

@@ -34,6 +34,8 @@ def shown(value: object) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return an error that ``name`` is not a known ``kind``, with the nearest known one or the whole list."""
     names = sorted(known)
+    if name.endswith(".py"):
+        return UsageError(f"{kind} {shown(name)} is a file; name what is in it too, as in {shown(name + ':make')}")
     near = difflib.get_close_matches(name[:SHOWN].lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
     return UsageError(f"{kind} {shown(name)} does not exist; {hint}")

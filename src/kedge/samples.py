@@ -175,10 +175,15 @@ class Lazy:
                 _item(self.datasets[int(owner)][int(number - start)], int(owner))
                 for number, owner, start in zip(numbers, owners, starts, strict=True)
             ]
-        features, labels = (joined([item[place] for item in items], torch.stack) for place in (0, 1))
-        return mapped(self._moved, features), self._moved(labels)
+        try:
+            features, labels = (joined([item[place] for item in items], torch.stack) for place in (0, 1))
+        except RuntimeError as error:
+            found = "; ".join(sorted({f"{shapes(value)} with a label {shapes(label)}" for value, label in items}))
+            raise UsageError(f"the samples have several shapes: {found}; pad or resize them first") from error
+        return mapped(self.moved, features), self.moved(labels)
 
-    def _moved(self, values: Tensor) -> Tensor:
+    def moved(self, values: Tensor) -> Tensor:
+        """Return a tensor as the model takes it."""
         return values.to(self._device, self._dtype if values.is_floating_point() else values.dtype)
 
 

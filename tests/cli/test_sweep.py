@@ -230,6 +230,21 @@ def test_a_sweep_chooses_on_held_out_samples_and_tests_the_best(tmp_path, capsys
     assert {run.config["data"]["holdout"] for run in chosen} == {0.1}
     assert [run.config["data"]["holdout"] for run in best] == [0.0, 0.0]
     assert {run.config["algorithm"]["eta"] for run in best} == {0.5}
+    own = [
+        "--client-tests",
+        "0.2",
+        "--eval-clients",
+        "--metric",
+        "clients_test_accuracy",
+        "--seeds",
+        "1",
+        "--out",
+        "own",
+    ]
+    assert execute([*command[:-6], "--grid", "algorithm.eta=0.1", "--jobs", "1", *own]) == 0
+    printed = capsys.readouterr().out
+    assert "held-out clients accuracy" in printed
+    assert "Trained on all samples (best/): clients test accuracy " in printed
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("metrics.jsonl")}
     assert execute(command) == 0  # nothing is repeated
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "s").rglob("metrics.jsonl")}

@@ -3,7 +3,9 @@
 Privacy is compared without its noise, which a federation draws from secret seeds.
 """
 
+import runpy
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from kedge.flower.agreement import Agreement
 from kedge.flower.server import Server
 from tests.flower.grid import World, config, digits, mlp
 from tests.flower.test_equal import assert_equal
+
+WORLDS = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "examples" / "own_worlds.py"))
 
 EXTRAS = [
     ("fedavg", {"algorithm.eta": "cosine(0.1, 0.01, rounds=3)", "run.weight_decay": "warmup(0.01, rounds=2)"}),
@@ -97,3 +101,16 @@ def test_test_data_without_a_label_per_sample_is_one_sentence(tmp_path):
     features, labels = world.federation.test
     with pytest.raises(UsageError, match="the test features have 50 rows, but there are 49 labels"):
         Server(world.grid({}), agreed, mlp(), (features, labels[1:]))
+
+
+def test_inputs_of_any_structure_are_evaluated_by_the_server_and_by_the_clients(tmp_path):
+    torch.manual_seed(0)
+    model, federation, _ = WORLDS["lora"]()  # a dict of inputs, outputs with logits
+    world = World(tmp_path, federation, lambda: model)
+    wanted = config("fedavg", tmp_path / "out", 2, 5, flower__eval_clients=True, data__clients=5)
+    world.server(wanted).run()
+    first, last = kedge.read_run(tmp_path / "out").rows
+    played = kedge.simulate(model, federation, kedge.FedAvg(eta=0.05), 2, 5, 3, 4, seed=5)
+    assert last["test_loss"] == pytest.approx(played.history[-1]["test_loss"])
+    assert last["test_accuracy"] == played.history[-1]["test_accuracy"]
+    assert last["cohort_accuracy"] == first["test_accuracy"]  # all clients of this test have the server's test data

@@ -102,3 +102,15 @@ def test_test_samples_draws_that_many():
     assert len(torch.unique(federation.test[0], dim=0)) == 50
     with pytest.raises(UsageError, match="test_samples is 5000, but there are only 355"):
         load_federation("digits", clients=5, test_samples=5000)
+
+
+def test_what_is_held_out_takes_the_place_of_the_clients_own_test_sets_too():
+    options = {"clients": 5, "partition": "iid", "client_tests": 0.2}
+    whole, tuning = (load_federation("digits", holdout=share, **options) for share in (0.0, 0.1))
+    assert len(whole.test[1]) == 355
+    apart = [tuning.client(i)[0] for i in range(5)] + [tuning.client_tests.client(i)[0] for i in range(5)]
+    trained = torch.cat([whole.client(i)[0] for i in range(5)])
+    assert len(torch.cat(apart)) == len(trained)
+    assert torch.equal(torch.cat(apart).sort(0).values, trained.sort(0).values)
+    assert len(tuning.test[1]) == int(tuning.client_tests.sizes.sum())
+    assert len(load_federation("digits", holdout=0.1, test_samples=50, **options).test[1]) == 50

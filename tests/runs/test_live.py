@@ -76,8 +76,8 @@ def test_a_question_gives_the_exact_gradient_of_all_of_some_and_of_each_client()
     run.advance()
     with pytest.raises(kedge.UsageError, match="the question was asked after round 1, but the run has moved on"):
         answer.each(0)
-    for wrong in ([], [6], [-1]):
-        with pytest.raises(kedge.UsageError, match=r"clients is .*, but must be some of 0 to 5"):
+    for wrong in ([], [6], [-1], 3, "bob", ["bob"]):
+        with pytest.raises(kedge.UsageError, match=r"clients? is .*, but"):
             run.ask(kedge.FullGradient(), wrong)
 
 
@@ -131,6 +131,15 @@ def test_a_column_is_a_number(value):
 
     with pytest.raises(kedge.UsageError, match=r"the callback Wordy set 'word' to .*, but it must be a number"):
         play(Wordy())
+
+
+def test_a_single_callback_must_be_in_a_list():
+    made = kedge.quadratics(clients=3, dim=2)
+    with pytest.raises(kedge.UsageError, match=r"callbacks is .*ProgressBar.*, but must be a list of callbacks"):
+        kedge.simulate(
+            made.model, made.federation, kedge.FedAvg(eta=0.1), loss=made.loss, rounds=1, cohort=None, batch_size=None,
+            callbacks=kedge.callbacks.ProgressBar(),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", [object(), Everything, lambda run: None, "on_round"])

@@ -94,7 +94,16 @@ def test_held_out_samples_are_the_same_for_every_seed_and_never_trained_on():
     [
         (lambda: kedge.compare(linear, problem(), []), "algorithms is empty"),
         (lambda: kedge.compare(linear, problem(), [kedge.FedAvg(eta=1), kedge.FedAvg(eta=2)]), "holds fedavg twice"),
-        (lambda: kedge.compare(linear, problem(), {"a": "fedavg"}), "the algorithm a is 'fedavg', but must be"),
+        (lambda: kedge.compare(linear, problem(), {"a": "fedavg"}), "algorithms holds 'fedavg', but must hold"),
+        (lambda: kedge.compare(linear, problem(), [kedge.FedAvg]), "algorithms holds <class .*FedAvg'>, but must hold"),
+        (
+            lambda: kedge.compare(linear, problem(), kedge.FedAvg(eta=1)),
+            "algorithms is FedAvg.*must be a dict or a list",
+        ),
+        (
+            lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {"local_steps": [1]}),
+            "FedAvg needs eta, but the grid has",
+        ),
         (lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {}), "grid is empty"),
         (lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {"eta": 0.1}), "grid has eta=0.1, but must list"),
         (lambda: kedge.sweep(linear, problem(), kedge.FedAvg, {"seed": [1]}), "grid names seed"),
@@ -108,3 +117,46 @@ def test_held_out_samples_are_the_same_for_every_seed_and_never_trained_on():
 def test_what_is_wrong_is_one_sentence(make, message):
     with pytest.raises(kedge.UsageError, match=message):
         make()
+
+
+def test_a_sweep_that_chooses_by_the_clients_own_test_sets_holds_those_back_too():
+    data = problem()
+    own = kedge.Federation([data.client(i) for i in range(len(data))], test=data.test, client_tests=0.2)
+    held = own.held_out(0.25)
+    trained, tests = (
+        torch.cat([each.client(i)[0] for i in range(len(own))]) for each in (held, own.client_tests)
+    )  # fmt: skip
+    chosen_on = torch.cat([held.client_tests.client(i)[0] for i in range(len(own))])
+    everything = torch.cat([trained, chosen_on, tests])
+    assert len(everything) == len(everything.unique(dim=0)) == int(data.sizes.sum())
+    assert torch.equal(chosen_on, held.test[0])
+    settings = SETTINGS | {"metric": "clients_test_accuracy", "eval_clients": True, "seeds": 1}
+    found = kedge.sweep(linear, own, kedge.FedAvg, {"eta": [0.5]}, **settings)
+    on_held = kedge.simulate(linear(0), own.held_out(0.1), kedge.FedAvg(eta=0.5), eval_clients=True, **SETTINGS)
+    assert found.rows()[0]["clients_held_out_accuracy"] == on_held.history[-1]["clients_test_accuracy"]
+
+
+def test_a_client_with_one_sample_holds_none_out():
+    parts = [(np.full((n, 5), float(n), "float32"), np.zeros(n, int)) for n in (1, 2, 9)]
+    held = kedge.Federation(parts).held_out(0.3)
+    assert list(held.sizes) == [1, 1, 6]
+    assert len(held.test[1]) == 4
+    with pytest.raises(kedge.UsageError, match=r"holdout is 0\.3, but no client has more than one sample"):
+        kedge.Federation(parts[:1]).held_out(0.3)
+    lonely = kedge.Federation(parts, client_tests=parts)
+    with pytest.raises(kedge.UsageError, match=r"holdout is 0\.3, but client 0 has only one sample to train on"):
+        lonely.held_out(0.3)
+
+
+def test_a_grid_may_be_an_array_and_a_metric_that_does_not_exist_is_noticed_at_the_first_point():
+    found = kedge.sweep(linear, problem(), kedge.FedAvg, {"eta": np.logspace(-2, -1, 2)}, seeds=1, **SETTINGS)
+    assert {row["eta"] for row in found.rows()} == {0.01, 0.1}
+    played = []
+
+    def model(seed):
+        played.append(seed)
+        return linear(seed)
+
+    with pytest.raises(kedge.UsageError, match="metric 'test_f1' does not exist"):
+        kedge.sweep(model, problem(), kedge.FedAvg, {"eta": [0.1, 0.2]}, metric="test_f1", seeds=1, **SETTINGS)
+    assert played == [0]

@@ -1,7 +1,10 @@
 """Own metrics, tests of the clients' own, and what a result shows."""
 
 import os
+import runpy
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -149,3 +152,68 @@ def test_ctrl_c_returns_what_there_is_and_the_run_can_be_resumed(tmp_path, capfd
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     resumed = play(federation, out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.server["x"], play(federation).server["x"])
+
+
+def test_the_worst_tenth_of_an_error_is_the_largest_and_a_collection_of_torchmetrics_has_several_names():
+    import torchmetrics
+
+    rng = np.random.default_rng(0)
+    parts = [(x, x[:, :1] * place) for place in range(5) for x in [rng.normal(size=(6, 3)).astype("float32")]]
+    own = {"mae": lambda outputs, targets: (outputs - targets).abs().mean()}
+    settings = {"rounds": 1, "cohort": 5, "batch_size": 3, "loss": nn.MSELoss(), "eval_clients": True}
+    federation = kedge.Federation(parts, test=parts[0])
+    result = kedge.simulate(nn.Linear(3, 1), federation, kedge.FedAvg(eta=0.01), metrics=own, **settings)
+    values = [each["mae"] for each in result.evaluate_clients()]
+    assert result.history[-1]["clients_mae_worst_decile"] == pytest.approx(max(values))
+    assert max(values) > min(values)
+    several = torchmetrics.MetricCollection([torchmetrics.MeanSquaredError(), torchmetrics.MeanAbsoluteError()])
+    row = kedge.simulate(nn.Linear(3, 1), federation, kedge.FedAvg(eta=0.01), metrics=several, **settings).history[-1]
+    assert row["test_MeanSquaredError"] == pytest.approx(row["test_loss"], rel=1e-5)
+    assert {"test_MeanAbsoluteError", "clients_MeanAbsoluteError_worst_decile"} <= set(row)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np, torch
+from sklearn.metrics import f1_score
+from torch import nn
+import kedge
+
+def f1(outputs, targets):
+    return f1_score(targets, outputs.argmax(1), average="macro")
+
+class Killer:
+    def on_round(self, run):
+        if run.round == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def play(threads=1, callbacks=(), **options):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    parts = {name: (rng.normal(size=(20, 4)).astype("float32"), rng.integers(0, 3, 20)) for name in "abcdefg"}
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    stop = kedge.callbacks.EarlyStopping("clients_test_f1", patience=5)
+    algorithm = kedge.ScaffoldM(eta=lambda round: 0.3 / (1 + round), beta=kedge.schedules.cosine(0.2, 0.8, rounds=9))
+    federation = kedge.Federation(parts, test=parts["a"], client_tests=0.3)
+    return kedge.simulate(
+        model, federation, algorithm, rounds=40, cohort=3, batch_size=4, local_steps=3, metrics={"f1": f1},
+        eval_clients=True, threads=threads, checkpoint_every=2, callbacks=[stop, *callbacks], **options,
+    )
+
+if __name__ == "__main__":
+    play(out=sys.argv[1], callbacks=[Killer()])
+"""
+
+
+def test_metrics_client_tests_schedules_and_early_stopping_are_exact_on_any_threads_and_after_a_kill(tmp_path):
+    file = tmp_path / "killed.py"
+    file.write_text(KILLED)
+    ended = subprocess.run([sys.executable, file, tmp_path / "run"], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    play = runpy.run_path(str(file))["play"]
+    whole, three, resumed = play(), play(threads=3), play(out=tmp_path / "run", resume=True)
+    assert 6 < whole.simulation.round < 40
+    for other in (three, resumed):
+        assert torch.equal(other.server["x"], whole.server["x"])
+        rows = ([{k: v for k, v in row.items() if k != "seconds"} for row in each.history] for each in (whole, other))
+        assert next(rows) == next(rows)

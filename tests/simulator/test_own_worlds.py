@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset as Table
 from torch import nn
 
 import kedge
@@ -148,9 +149,76 @@ def some(*shape):
     return np.zeros(shape, "float32")
 
 
+def fitted(model, labels, loss=None):
+    return kedge.simulate(model, kedge.Federation([(some(2, 3), labels)]), kedge.FedAvg(eta=1), loss=loss, **ONE)
+
+
+TABLE = Table.from_dict({"x": [[0.0, 1.0]], "y": [0]})
+
+
+class Ragged(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return np.zeros(3 + i), 0
+
+
+class Double(torch.utils.data.Dataset):
+    """Items of float64, as NumPy makes them."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return np.ones(3) * i, i % 2
+
+
+def test_lazy_samples_and_test_sets_of_the_same_dataset_have_the_same_dtype():
+    parts = [Double(), Double()]
+    federation = kedge.Federation(parts, test=Double(), client_tests=parts, lazy=True)
+    row = kedge.simulate(
+        nn.Linear(3, 2), federation, kedge.FedAvg(eta=0.1), rounds=1, cohort=2, batch_size=2, eval_clients=True
+    ).history[-1]
+    assert {"test_loss", "clients_test_loss"} <= set(row)
+
+
+def test_a_client_is_found_by_its_name():
+    model, federation, _ = NAMES["users"]()
+    assert torch.equal(federation.client("bob")[0], federation.client(1)[0])
+    result = kedge.simulate(model, federation, kedge.Scaffold(eta=0.1), rounds=2, cohort=3, batch_size=4)
+    assert torch.equal(result.client("eve")["c_i"], result.client(2)["c_i"])
+    answer = result.simulation.ask(kedge.FullGradient(), ["bob"])
+    assert torch.equal(answer.each("bob")["gradient"], answer.mean["gradient"])
+    with pytest.raises(kedge.UsageError, match="client is 'zoe', but no client of the federation has that name"):
+        federation.client("zoe")
+    with pytest.raises(kedge.UsageError, match="client is 'ann', but no client"):
+        NAMES["tokens"]()[1].client("ann")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: fitted(nn.Linear(3, 1), [0.5, 1.5], nn.MSELoss()), r"output is \(1, 1\), but the labels are \(1,\)"),
+        (lambda: fitted(nn.Linear(3, 2), [0, 1], "mse"), "loss is 'mse', but must be a function"),
+        (lambda: fitted(nn.Linear(3, 2), [0, 1], nn.MSELoss), "loss is <class .*MSELoss'>, but must be a function"),
+        (
+            lambda: fitted(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), [True, False], nn.BCEWithLogitsLoss()),
+            "the labels are whole numbers, so give them as floats",
+        ),
+        (lambda: fitted(nn.LazyLinear(2), [0, 1]), "the model has parameters without a shape"),
+        (
+            lambda: kedge.simulate(
+                nn.Linear(3, 2), kedge.Federation([Ragged()], lazy=True), kedge.FedAvg(eta=1), cohort=1, batch_size=2
+            ),
+            r"several shapes: \(3,\) with a label \(\); \(4,\) with a label",
+        ),
+        (
+            lambda: kedge.Federation({"ann": (some(2, 3), [0, 1]), "bob": (some(2, 4), [0, 1])}),
+            "client 'bob' has features of shape .* but client 'ann' has",
+        ),
+        (lambda: kedge.Federation({"bob": (some(2, 3) + np.nan, [0, 1])}), "client 'bob' has NaN in its features"),
+        (lambda: kedge.Federation([TABLE]), "client 0 is a table of Hugging Face's datasets; use Federation.from_data"),
         (lambda: kedge.Federation([({}, [0])]), "client 0's features are a dict, but it must have names and arrays"),
         (lambda: kedge.Federation([({"a": some(2, 3)}, [0])]), "client 0 has 2 samples, but 1 labels"),
         (lambda: kedge.Federation([({"a": some(1, 3)}, [0]), ({"b": some(1, 3)}, [0])]), "has features {b}"),

@@ -282,7 +282,7 @@ def test_a_wrong_setting_is_one_sentence(change, message):
 
 
 def test_a_client_that_does_not_exist_is_named():
-    with pytest.raises(kedge.UsageError, match="client 6 does not exist; there are 6"):
+    with pytest.raises(kedge.UsageError, match="client is 6, but the federation has clients 0 to 5"):
         play().client(6)
 
 

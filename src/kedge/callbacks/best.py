@@ -11,12 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from kedge.checks import real, whole
+from kedge.checks import is_higher_better, real, whole
 from kedge.errors import UsageError
 from kedge.files import refuse_link, write_atomically
 from kedge.runs.live import LiveRun
 from kedge.runs.reader import Row
-from kedge.runs.search import is_higher_better
 
 BEST = "best.safetensors"
 

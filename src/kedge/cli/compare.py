@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class, find_algorithm
@@ -27,6 +28,9 @@ from kedge.runs.config import Config, check, division
 from kedge.runs.directory import check_place
 from kedge.runs.own import places, short_name
 from kedge.runs.reader import StoredRun
+
+WIDTH = 160
+"""The width of the table where nobody looks at it."""
 
 SEEDS = 1000
 """The most seeds of a comparison."""
@@ -201,7 +205,8 @@ def _report(runs: Runs, target: float | None, path: Path, config: Config) -> Non
         files = [drawn.name for drawn in draw_comparison(runs, path / "curves", title)] + files
     write_report(named_lines(runs), path / REPORT, title, f"kedge report {shlex.quote(str(path))}")
     files.insert(0, REPORT)
-    output.print(_table(summaries, target, title))
+    wide = output if output.is_terminal else Console(markup=False, highlight=False, emoji=False, width=WIDTH)
+    wide.print(_table(summaries, target, title))
     output.print(f"Written to {path}: {', '.join(files)}", highlight=False, soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from kedge.checks import whole
+from kedge.checks import is_higher_better, whole
 from kedge.cli import consent, options
 from kedge.cli.console import errors, output
 from kedge.cli.run import RUNS
@@ -19,7 +19,6 @@ from kedge.files import claimed, make_new_directory
 from kedge.own_code import PLACES
 from kedge.runs.directory import check_place
 from kedge.runs.grid import Axis, Choices, parse_grid, short_keys, short_label
-from kedge.runs.search import is_higher_better
 from kedge.runs.sweep import FILE, Sweep, SweepPlan, absolute, absolute_axes, joined, read_plan, with_holdout
 
 DEFAULT_TRIALS = 50

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.checks import is_higher_better
 from kedge.client.outputs import count_ignored, right
 from kedge.client.steps import Loss
+from kedge.client.trial import fitting, is_cross_entropy
 from kedge.errors import UsageError, shown
 from kedge.samples import Input, called, mapped, scores
 
@@ -28,6 +30,8 @@ def check_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
     """Return the metrics by name, or say in one sentence why they are none."""
     if metrics is None:
         return {}
+    if callable(metrics) and hasattr(metrics, "items"):  # a MetricCollection of torchmetrics
+        metrics = dict(metrics.items())
     if not isinstance(metrics, Mapping):
         raise UsageError(f"metrics is {shown(metrics)}, but must be a dict of names and functions")
     for name, metric in metrics.items():
@@ -54,7 +58,8 @@ def evaluate(
             output = called(module, x)
             ignored = count_ignored(y)
             weight = len(y) * (1 - ignored / y.numel()) if ignored else len(y)
-            total += float(loss(output, y)) * weight if weight else 0.0
+            fitted = fitting(loss, output, [y]) if is_cross_entropy(loss) else loss
+            total += float(fitted(output, y)) * weight if weight else 0.0
             weights += weight
             scored = right(output, y)
             if scored is not None:
@@ -117,11 +122,11 @@ class _Measured:
 
 
 def summarised(rows: Sequence[Mapping[str, float]], kind: str) -> dict[str, float]:
-    """Return the mean and the worst tenth of every column; of a loss, the largest are the worst."""
+    """Return mean and worst tenth of every column; of a loss or an error, the largest are the worst."""
     found = {}
     for name in rows[0]:
         values = np.sort([row[name] for row in rows])
-        if "loss" in name:
+        if not is_higher_better(name):
             values = values[::-1]
         found[f"{kind}_{name}"] = float(values.mean())
         found[f"{kind}_{name}_worst_decile"] = float(values[: max(1, len(values) // 10)].mean())

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from kedge.direction import Vector
 from kedge.errors import UsageError
@@ -31,6 +32,8 @@ class FlatModule:
     """A copy of a module whose trainable parameters and statistics are views of two flat vectors."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
+        if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+            raise UsageError("the model has parameters without a shape; run it on a minibatch first")
         self.module = copy.deepcopy(model).to(device)
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not trained:

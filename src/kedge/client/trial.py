@@ -1,5 +1,6 @@
 """Try a model on a minibatch before doing anything else with it, and report any problem in one sentence."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,15 +39,25 @@ def try_model(
         flat.check_tables()
         if is_cross_entropy(loss):
             check_labels(scores(output), labels, all_labels)
-            plain = isinstance(output, Tensor) and output.ndim == 2 and not any(map(count_ignored, all_labels))
-            loss = loss if plain else general_cross_entropy
-        value = loss(output, labels)
+            loss = fitting(loss, output, all_labels)
+        with warnings.catch_warnings():  # torch only warns of what is most likely not meant
+            warnings.filterwarnings("error", message="Using a target size")
+            value = loss(output, labels)
     except UsageError:
         raise
+    except UserWarning as error:
+        shape = tuple(getattr(scores(output), "shape", ()))
+        raise UsageError(
+            f"the model's output is {shape}, but the labels are {tuple(labels.shape)}: the loss would compare every "
+            "output with every label; give them the same shape"
+        ) from error
     except Exception as error:
         if "more than 1 value per channel" in str(error):
             raise UsageError(f"{who}, but BatchNorm needs more than one value per channel to train") from error
-        raise UsageError(f"the model or the loss fails on a minibatch of shape {shapes(features)}: {error}") from error
+        said = f"the model or the loss fails on a minibatch of shape {shapes(features)}: {error}"
+        if not labels.is_floating_point() and "Long" in said and "Float" in said:
+            said += "; the labels are whole numbers, so give them as floats if the loss needs real targets"
+        raise UsageError(said) from error
     finally:
         drew = any(not torch.equal(a, b) for a, b in zip(before, _random_state(device), strict=True))
         _set_random_state(before, device)
@@ -70,6 +81,12 @@ def _set_random_state(state: list[Tensor], device: torch.device) -> None:
 def is_cross_entropy(loss: Any) -> bool:
     """Whether ``loss`` is plain mean cross-entropy."""
     return loss is cross_entropy or is_plain(loss, nn.CrossEntropyLoss)
+
+
+def fitting(loss: Loss, output: Any, all_labels: Sequence[Tensor]) -> Loss:
+    """Return plain mean cross-entropy in the form that fits the model's output and the labels."""
+    plain = isinstance(output, Tensor) and output.ndim == 2 and not any(map(count_ignored, all_labels))
+    return loss if plain else general_cross_entropy
 
 
 def is_plain(loss: Any, kind: type[nn.Module]) -> bool:

@@ -71,16 +71,16 @@ class Federation:
         if lazy:
             self._make_lazy(list(clients), test, client_tests)
             return
-        pairs = [_pair(data, f"client {i}") for i, data in enumerate(clients)]
+        pairs = [_pair(data, self._called(i)) for i, data in enumerate(clients)]
         if not pairs:
             raise UsageError("a federation has 0 clients, but needs at least 1")
         for i, pair in enumerate(pairs):
-            _check_alike(pair, f"client {i}", pairs[0], "client 0")
+            _check_alike(pair, self._called(i), pairs[0], self._called(0))
         sizes = np.array([len(labels) for _, labels in pairs], np.int64)
         ends = sizes.cumsum()
 
         def holder(row: int) -> str:
-            return f"client {int(np.searchsorted(ends, row, side='right'))}"
+            return self._called(int(np.searchsorted(ends, row, side="right")))
 
         self.features = joined([features for features, _ in pairs], torch.cat)
         self.labels = torch.cat([labels for _, labels in pairs])
@@ -88,6 +88,9 @@ class Federation:
         self.indices = ClientIndices(ends - sizes, sizes).to(self.labels.device)
         self.test = self._checked_test(test)
         self._add_client_tests(client_tests)
+
+    def _called(self, i: int) -> str:
+        return f"client {i if self.names is None else shown(self.names[i])}"
 
     def _make_lazy(self, clients: list[Any], test: Samples | None, client_tests: Clients | float | None) -> None:
         if not clients:
@@ -186,32 +189,47 @@ class Federation:
             return
         if isinstance(given, bool) or not is_finite(given) or not 0 < given < 1:
             raise UsageError(f"client_tests is {shown(given)}, but must be test sets or a share between 0 and 1")
-        small = int(self.sizes.argmin())
-        if self.sizes[small] < 2:
-            raise UsageError(f"client_tests is {given:g}, but client {small} has only one sample")
-        kept, tests = [], []
-        for client, own in enumerate(self.indices):
-            count = min(max(1, round(given * len(own))), len(own) - 1)
-            order = keyed(0, OWN_TEST, 0, client=client).permutation(len(own))
-            kept.append(own[np.sort(order[count:])])
-            tests.append(own[np.sort(order[:count])])
+        self._check_divisible("client_tests", given)
+        kept, tests = self._divided(given)
         self.client_tests = type(self).from_indices(self.features, self.labels, tests)
         self.indices = ClientIndices.read(kept, len(self.labels)).to(self.labels.device)
+
+    def _check_divisible(self, name: str, share: float) -> None:
+        small = int(self.sizes.argmin())
+        if self.sizes[small] < 2:
+            raise UsageError(f"{name} is {share:g}, but client {small} has only one sample to train on")
+
+    def _divided(self, share: float) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the samples that every client keeps, at least one of them, and the share that is split off."""
+        kept, apart = [], []
+        for client, own in enumerate(self.indices):
+            count = min(max(1, round(share * len(own))), len(own) - 1)
+            order = keyed(0, OWN_TEST, 0, client=client).permutation(len(own))
+            kept.append(own[np.sort(order[count:])])
+            apart.append(own[np.sort(order[:count])])
+        return kept, apart
 
     def held_out(self, share: float) -> "Federation":
         """Return the federation without that share of every client's samples, which become its test set instead.
 
-        Which samples they are depends on nothing but the share, so that tuning never sees the test set.
+        If the clients have test sets of their own, each client's held-out samples take their place too. Which samples
+        they are depends on nothing but the share, so that tuning never sees a test set.
         """
         if isinstance(share, bool) or not is_finite(share) or not 0 < share < 1:
             raise UsageError(f"holdout is {shown(share)}, but must be above 0 and below 1")
         if self.is_lazy:
             raise UsageError("lazy samples cannot be held out; set holdout to 0 to choose on the test set")
-        whole = type(self).from_indices(self.features, self.labels, self.indices, client_tests=share)
-        assert whole.client_tests is not None, "a share was asked for"
-        rows = torch.cat(list(whole.client_tests.indices))
+        if self.client_tests is not None:
+            self._check_divisible("holdout", share)
+        kept, apart = self._divided(share)
+        rows = torch.cat(apart)
+        if not len(rows):
+            raise UsageError(f"holdout is {share:g}, but no client has more than one sample")
+        whole = type(self).from_indices(self.features, self.labels, kept)
         whole.test = mapped(lambda leaf: leaf[rows], self.features), self.labels[rows]
-        whole.names, whole.client_tests = self.names, self.client_tests
+        if self.client_tests is not None:
+            whole.client_tests = type(self).from_indices(self.features, self.labels, apart)
+        whole.names = self.names
         return whole
 
     def _read_client_tests(self, given: Clients) -> "Federation":
@@ -220,10 +238,17 @@ class Federation:
                 raise UsageError("client_tests is a dict, but its keys are not those of clients")
             given = [given[name] for name in self.names]
         tests = type(self)(given)
+        tests.features, tests.labels = self._as_made((tests.features, tests.labels))
         if len(tests) != len(self):
             raise UsageError(f"client_tests has {len(tests)} test sets, but there are {len(self)} clients")
         _check_alike((tests.features, tests.labels), "client_tests", self._example(), "the training data")
         return tests
+
+    def _as_made(self, pair: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
+        """Return samples with the dtype of lazy ones, whose floats are all made alike; others as they are."""
+        if not isinstance(self.features, Lazy):
+            return pair
+        return mapped(self.features.moved, pair[0]), self.features.moved(pair[1])
 
     def _example(self) -> tuple[Any, Tensor]:
         """Return samples whose shapes and dtypes are those of all."""
@@ -233,7 +258,7 @@ class Federation:
     def _checked_test(self, test: Samples | None) -> tuple[Any, Tensor] | None:
         if test is None:
             return None
-        pair = _pair(test, "the test set")
+        pair = self._as_made(_pair(test, "the test set"))
         _check_alike(pair, "the test set", self._example(), "the training data")
         _check_values(*pair, lambda row: f"test sample {row}")
         return pair
@@ -246,11 +271,22 @@ class Federation:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def client(self, i: int) -> tuple[Any, Tensor]:
-        """Return a copy of the features and labels of client ``i``; lazy samples always with the same transforms."""
-        if not 0 <= i < len(self):
-            raise UsageError(f"client is {i}, but the federation has clients 0 to {len(self) - 1}")
-        rows = self.indices[i]
+    def number(self, client: Any) -> int:
+        """Return the number of a client, given by its number or by its name."""
+        if isinstance(client, int | np.integer) and not isinstance(client, bool):
+            if not 0 <= client < len(self):
+                raise UsageError(f"client is {client}, but the federation has clients 0 to {len(self) - 1}")
+            return int(client)
+        if client not in (self.names or ()):
+            raise UsageError(f"client is {shown(client)}, but no client of the federation has that name")
+        return (self.names or ()).index(client)
+
+    def client(self, i: Any) -> tuple[Any, Tensor]:
+        """Return a copy of a client's features and labels, by its number or name.
+
+        Lazy samples always have the same transforms here.
+        """
+        rows = self.indices[self.number(i)]
         if isinstance(self.features, Lazy):
             return self.features.take(rows)
         return mapped(lambda leaf: leaf[rows], self.features), self.labels[rows]
@@ -290,6 +326,8 @@ class Federation:
 def _pair(data: Any, who: str) -> tuple[Any, Tensor]:
     if isinstance(data, Dataset):
         data = _stacked(data, who)
+    if hasattr(data, "column_names"):
+        raise UsageError(f"{who} is a table of Hugging Face's datasets; use Federation.from_datasets")
     try:
         features, labels = data
     except (TypeError, ValueError):

@@ -31,8 +31,9 @@ def load_federation(
     """Load the data set ``name``, or your own `data.npz`, and divide its training samples between ``clients``.
 
     ``holdout`` withholds that share of the training samples from the clients, drawn by the seed before the division,
-    and uses it instead of the test set, so that tuning never sees the test set. ``test_samples`` draws that many of the
-    test samples, for faster evaluation.
+    and uses it instead of the test set, so that tuning never sees the test set. With ``client_tests`` it is that share
+    of every client's samples, also instead of the client's own test set. ``test_samples`` draws that many of the test
+    samples, for faster evaluation.
 
     ``partition`` is one of ``PARTITIONS``; None means "by-user" if the data set has users, else "dirichlet", or "iid"
     if its labels are not classes. ``client_tests`` splits that share off every client's samples, as its own test set.
@@ -58,15 +59,17 @@ def load_federation(
         partition = ("dirichlet" if are_classes else "iid") if data.users is None else "by-user"
     if partition == "by-user" and is_archive(name) and data.users is not None:
         clients = min(clients, len(np.unique(data.users)))
-    kept, held = _held_out(len(labels), holdout, seed)
+    kept, held = _held_out(len(labels), 0.0 if client_tests else holdout, seed)
     users = None if data.users is None else data.users[kept]
     codes = labels.numpy()[kept] if are_classes else np.zeros(len(kept), np.int64)
     parts = split(partition, codes, clients, seed=seed, alpha=alpha, users=users, **shards)
     test = data.test if held is None else (features[held], labels[held])
     if held is not None:
         parts = [kept[part] for part in parts]
-    test = None if test is None else _some(test, test_samples, seed)
     made = Federation.from_indices(features, labels, parts, test, client_tests=client_tests)
+    if client_tests and holdout:
+        made = made.held_out(holdout)
+    made.test = None if made.test is None else _some(made.test, test_samples, seed)
     made.origin = {key: value for key, value in origin.items() if value is not None}
     return made
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from kedge.checks import is_higher_better
 from kedge.errors import UsageError
 from kedge.report.comparison import LARGEST
 from kedge.report.lines import Line, differing, repeat_command, seed_of, state_of
 from kedge.report.palette import DARK, DARK_RAMP, STYLES, look, shade
 from kedge.runs.division import division_of
 from kedge.runs.reader import Row, StoredRun
-from kedge.runs.search import is_higher_better
 
 AXES = ("round", "bytes", "gradients", "seconds")
 COUNTERS = frozenset({"round", "bytes_down", "bytes_up", "gradients", "seconds"})

@@ -104,11 +104,11 @@ class LiveRun:
         """Whether this is the process that keeps the history; a run of one process always is."""
         return self._simulation.processes.leads
 
-    def client(self, number: int) -> dict[str, Tensor]:
-        """Return a client's own vectors by name."""
+    def client(self, number: Any) -> dict[str, Tensor]:
+        """Return a client's own vectors by name; the client is given by its number or name."""
         return self._simulation.client(number)
 
-    def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> Answer:
+    def ask(self, exchange: AnyExchange, clients: Iterable[Any] | None = None) -> Answer:
         """Ask clients (None: all) a question such as `kedge.FullGradient`; no trace is left, no cost is counted."""
         began = time.perf_counter()
         answer = self._simulation.ask(exchange, clients)
@@ -134,6 +134,8 @@ class Callbacks:
     """Tells several objects what happens; a failure names the object."""
 
     def __init__(self, objects: Sequence[object]) -> None:
+        if not isinstance(objects, Sequence) or isinstance(objects, str):
+            raise UsageError(f"callbacks is {shown(objects)}, but must be a list of callbacks")
         for one in objects:
             if isinstance(one, type) or not any(callable(getattr(one, name, None)) for name in MOMENTS):
                 methods = ", ".join(MOMENTS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from kedge.algorithm import Algorithm
@@ -134,10 +135,14 @@ def compare(
         out: a directory; every run has its own in it, and calling again resumes what is unfinished.
         settings: what `kedge.simulate` takes.
     """
-    named = dict(algorithms) if isinstance(algorithms, Mapping) else dict(_named(algorithms))
-    for name, algorithm in named.items():
+    if not isinstance(algorithms, Mapping | list | tuple):
+        raise UsageError(f"algorithms is {shown(algorithms)}, but must be a dict or a list of algorithms")
+    for algorithm in algorithms.values() if isinstance(algorithms, Mapping) else algorithms:
         if not isinstance(algorithm, Algorithm):
-            raise UsageError(f"the algorithm {name} is {shown(algorithm)}, but must be a kedge.Algorithm")
+            raise UsageError(
+                f"algorithms holds {shown(algorithm)}, but must hold algorithms such as kedge.FedAvg(eta=0.1)"
+            )
+    named = dict(algorithms) if isinstance(algorithms, Mapping) else dict(_named(algorithms))
     if not named:
         raise UsageError("algorithms is empty, but must hold at least one")
     return Comparison(
@@ -180,11 +185,11 @@ def sweep(
         trained = _trained(name, model, data, chosen, seeds, place, settings | more)
         runs = {seed: _stored(result) for seed, result in enumerate(trained.results)}
         standings.append(Standing(name, point, seeds, max(run.round for run in runs.values()), runs))
+        known = {name for run in runs.values() for name in run.last or {}}
+        if known and metric not in known:  # before the other points are tried
+            raise unknown("metric", metric, known)
     best = ranked(standings, metric)[0]
     if best.mean(metric) is None:
-        known = {name for each in standings for run in each.runs.values() for name in run.last or {}}
-        if known and metric not in known:
-            raise unknown("metric", metric, known)
         raise UsageError("every point of the grid diverged, so there is no best one")
     chosen, more = _applied(algorithm, best.point)
     final = _trained("best", model, federation, chosen, seeds, out, settings | more)
@@ -233,6 +238,7 @@ def _stored(result: Result) -> StoredRun:
 def _points(grid: Mapping[str, Sequence[Any]]) -> list[Point]:
     if not grid:
         raise UsageError("grid is empty, but must name at least one hyper-parameter or setting")
+    grid = {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in grid.items()}
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise UsageError(f"grid has {name}={shown(values)}, but must list its values")
@@ -247,7 +253,14 @@ def _applied(algorithm: Any, point: Point) -> tuple[Algorithm[Any, Any], dict[st
     """Return the algorithm with what the point sets of it, and the rest, which are settings."""
     fields = {each.name for each in dataclasses.fields(algorithm)}
     own = {name: value for name, value in point.items() if name in fields}
-    made = algorithm(**own) if isinstance(algorithm, type) else dataclasses.replace(algorithm, **own)
+    if not isinstance(algorithm, type):
+        made = dataclasses.replace(algorithm, **own)
+    else:
+        for each in dataclasses.fields(algorithm):
+            if each.default is each.default_factory is dataclasses.MISSING and each.name not in own:
+                name = algorithm.__name__
+                raise UsageError(f"{name} needs {each.name}, but the grid has none; give {name}({each.name}=...)")
+        made = algorithm(**own)
     return made, {name: value for name, value in point.items() if name not in fields}
 
 

@@ -38,8 +38,8 @@ class Result:
     interrupted: bool = False
     """Whether Ctrl-C ended the run before its last round."""
 
-    def client(self, number: int) -> dict[str, Tensor]:
-        """Return a client's own vectors by name."""
+    def client(self, number: Any) -> dict[str, Tensor]:
+        """Return a client's own vectors by name; the client is given by its number or name."""
         return self.simulation.client(number)
 
     def evaluate_clients(self) -> list[dict[str, float]]:

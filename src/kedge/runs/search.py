@@ -11,11 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from kedge.checks import is_higher_better
 from kedge.runs.grid import Point
 from kedge.runs.reader import Row, StoredRun
-
-LOWER = frozenset({"loss", "error", "mse", "rmse", "mae", "perplexity"})
-"""A metric with one of these words in its name is better if it is lower; any other one if it is higher."""
 
 DIGITS = 4
 """Accuracies that agree to this many digits are equal, and the loss decides."""
@@ -24,11 +22,6 @@ LARGEST = {"beta": 1.0}
 """Where an axis, whatever its section, has a natural end."""
 
 Name = TypeVar("Name", bound=Hashable)
-
-
-def is_higher_better(metric: str) -> bool:
-    """Whether a higher value of a metric is better, judging by its name."""
-    return not LOWER & set(metric.lower().split("_"))
 
 
 @dataclass

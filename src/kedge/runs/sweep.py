@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kedge.checks import whole
+from kedge.checks import is_higher_better, whole
 from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
 from kedge.own_code import PLACES
@@ -22,7 +22,7 @@ from kedge.runs.optuna_search import FILE as STUDY
 from kedge.runs.optuna_search import Study, require_optuna
 from kedge.runs.own import absolute_place, entry_of, metrics_of
 from kedge.runs.reader import read_toml
-from kedge.runs.search import Standing, is_higher_better, ranked
+from kedge.runs.search import Standing, ranked
 from kedge.runs.toml import merged
 
 FILE, BEST = "sweep.toml", "best"
@@ -67,7 +67,7 @@ class SweepPlan:
     def criterion(self) -> str:
         """What decides, in words."""
         said = self.metric.replace("_", " ")
-        return f"held-out {said.removeprefix('test ')}" if self.holdout and said.startswith("test ") else said
+        return f"held-out {said.replace('test ', '', 1)}" if self.holdout and "test " in said else said
 
     def check(self) -> None:
         """Refuse what cannot be run, before anything is."""

@@ -18,7 +18,7 @@ from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
 from kedge.client.trial import ModelTraits
-from kedge.errors import RunWarning, UsageError
+from kedge.errors import RunWarning, UsageError, shown
 from kedge.exchange import Effort
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
@@ -71,6 +71,8 @@ class Simulation:
         ):  # fmt: skip
             if not isinstance(value, kind):
                 raise UsageError(f"{name} is {value!r}, but must be a {kind.__module__}.{kind.__name__}")
+        if isinstance(loss, type) or not callable(loss):
+            raise UsageError(f"loss is {shown(loss)}, but must be a function of outputs and labels, as is nn.MSELoss()")
         self.initial_model, self.algorithm, self.loss, self.device = model, algorithm, loss, device
         self.settings = _everyone(settings or Settings(), len(federation))
         self.processes = processes or current_processes()
@@ -214,15 +216,14 @@ class Simulation:
     def __repr__(self) -> str:
         return f"Simulation({type(self.algorithm).__name__} after {self.round} rounds of {self.federation})"
 
-    def client(self, number: int) -> dict[str, Tensor]:
-        """Return a client's own vectors by name."""
-        if not 0 <= number < len(self.federation):
-            raise UsageError(f"client {number} does not exist; there are {len(self.federation)}")
+    def client(self, number: Any) -> dict[str, Tensor]:
+        """Return a client's own vectors by name; the client is given by its number or name."""
+        number = self.federation.number(number)
         if not self._gather.has(number):
             raise UsageError(f"the state of client {number} is not in this process, but in another process of the run")
         return dict(self._store[number]._asdict())
 
-    def client_model(self, number: int) -> nn.Module:
+    def client_model(self, number: Any) -> nn.Module:
         """Return the current model as a client sees it, with its personal layers: an independent copy."""
         return self.flat.exported(self._entered(self.client(number)), self.moment.buffers)
 
@@ -251,15 +252,17 @@ class Simulation:
         """The mean loss of the minibatches that the last round's clients trained on; not a number if not measured."""
         return self.moment.train_loss
 
-    def ask(self, exchange: AnyExchange, clients: Iterable[int] | None = None) -> "Answer":
-        """Ask clients (None: all) a question at this moment; no state changes and no cost is counted.
+    def ask(self, exchange: AnyExchange, clients: Iterable[Any] | None = None) -> "Answer":
+        """Ask clients, by number or name (None: all), a question; no state changes and no cost is counted.
 
         Every process of a run must ask the same question.
         """
         everyone = range(len(self.federation))
-        asked = list(everyone) if clients is None else sorted(set(clients))
-        if not asked or asked[0] < 0 or asked[-1] >= len(everyone):
-            raise UsageError(f"clients is {clients!r}, but must be some of 0 to {len(everyone) - 1}")
+        if clients is not None and (isinstance(clients, str) or not isinstance(clients, Iterable)):
+            raise UsageError(f"clients is {shown(clients)}, but must be a list of clients")
+        asked = list(everyone) if clients is None else sorted({self.federation.number(each) for each in clients})
+        if not asked:
+            raise UsageError("clients is empty, but must name at least one")
         return Answer(self, self._rounds.question(self.moment, exchange, self.round, ASKED), asked)
 
     def mean_reply(self, question: Question, clients: list[int], *, weighted: bool = True) -> tuple[Any, float]:
@@ -357,8 +360,9 @@ class Answer:
         self.mean: dict[str, Tensor] = mean._asdict()
         """The mean reply, weighted like the objective: its vectors by name."""
 
-    def each(self, client: int) -> dict[str, Tensor]:
+    def each(self, client: Any) -> dict[str, Tensor]:
         """Return one client's reply, computed again; only until the run plays its next round."""
+        client = self._run.federation.number(client)
         if client not in self.clients:
             raise UsageError(f"client {client} was not asked")
         if self._run.round != self._round:
