@@ -215,3 +215,38 @@ def test_a_closed_terminal_stops_a_run_after_its_round_unless_told_to_ignore_it(
     assert "interrupted after round" in error
     rounds = len(file.read_text().splitlines())
     assert (tmp_path / "run" / "checkpoint" / f"round-{rounds:08d}.json").exists()
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", LONG],
+        ["watch", LONG],
+        ["export", LONG],
+        ["reproduce", "all", "--scale", "smoke", "--out", LONG],
+        ["run", "--dataset", "mnist", "--data-dir", LONG, "--out", "run"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_path_that_cannot_be_entered_is_one_sentence(arguments, tmp_path, capsys):
+    assert execute(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kedge: x")
+    assert error.endswith("cannot be used: File name too long\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_so_is_a_folder_that_belongs_to_somebody_else(monkeypatch, capsys):
+    is_dir = Path.is_dir
+
+    def asked(path):
+        if path.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", asked)
+    assert execute(["report", "theirs"]) == 2
+    assert capsys.readouterr().err == "kedge: theirs cannot be used: Permission denied\n"

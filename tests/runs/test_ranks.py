@@ -264,6 +264,7 @@ def test_a_process_that_stalls_under_torchrun_is_named_and_ends_the_others(tmp_p
         (["--seed", "1"], "seed is 0 for process 0, but 1 for process 1"),
         (["--dataset", "synthetic"], "for process 0, but"),
         (["--rounds", "7"], "rounds is 400 for process 0, but 7 for process 1"),
+        (["--eval-every", "7"], "eval_every is 50 for process 0, but 7 for process 1"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

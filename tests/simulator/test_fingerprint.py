@@ -91,6 +91,24 @@ def patched():
     return model
 
 
+class Deep(Own):
+    """Two layers of one size, and dropout."""
+
+    def __init__(self, untrained=None, switched=None):
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout()
+        for layer in (self.first, self.second):
+            nn.init.eye_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        if untrained is not None:
+            getattr(self, untrained).requires_grad_(False)
+        if switched is not None:
+            getattr(self, switched).eval()
+
+    def forward(self, x):
+        return self.line(self.drop(self.second(self.first(x))))
+
+
 def scaled(factor):
     return lambda output, y: factor * nn.functional.cross_entropy(output, y)
 
@@ -119,6 +137,8 @@ FLIPPED = (TEST[0], torch.arange(1000) == 501)
         (lambda: made(Own()), lambda: made(Own(), features=torch.ones(6, 3) + torch.eye(6, 3)), "features"),
         (lambda: made(Own(), test=TEST), lambda: made(Own(), test=(FLIPPED[0], FLIPPED[1].long())), "test labels"),
         (lambda: made(Own()), lambda: made(Own(), test=TEST), "test features"),
+        (lambda: made(Deep("first")), lambda: made(Deep("second")), "frozen"),
+        (lambda: made(Deep("first", "drop")), lambda: made(Deep("first")), "frozen"),
     ],
 )
 def test_what_changes_the_result_is_the_first_difference(one, other, key):
@@ -239,3 +259,13 @@ def test_every_sample_that_a_lazy_data_set_keeps_counts(wrapped):
 
     assert text(1.0) == text(1.0)
     assert len({text(1.0), text(2.0), text(1.0, label=0)}) == 3
+
+
+def test_a_part_that_was_frozen_by_eval_is_refused_in_training(tmp_path):
+    federation = kedge.Federation([(torch.randn(6, 3), torch.tensor([0, 1] * 3))] * 2)
+    options = {"cohort": 2, "batch_size": 2, "local_steps": 2, "out": tmp_path / "run"}
+    model, frozen = Deep(), Deep(switched="drop")
+    frozen.load_state_dict(model.state_dict())
+    kedge.simulate(model, federation, kedge.FedAvg(eta=0.1), 2, **options)
+    with pytest.raises(kedge.UsageError, match=r"frozen is None there, but 'drop\.eval\(\)' here"):
+        kedge.simulate(frozen, federation, kedge.FedAvg(eta=0.1), 4, resume=True, **options)

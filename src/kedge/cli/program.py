@@ -4,6 +4,7 @@ Exit 0 on success; 2 with one sentence on bad input; 1 if a run, or every run of
 not be written; 130 on Ctrl-C, 143 on SIGTERM and 129 on SIGHUP.
 """
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -108,6 +109,11 @@ def _execute(arguments: list[str] | None) -> int:
     except (UsageError, FailedRunError, WriteError) as error:
         say(error)
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:  # a path that the user may not enter, or that no system has
+        if not isinstance(error.filename, str | bytes):
+            raise
+        say(f"{os.fsdecode(error.filename)[:300]} cannot be used: {error.strerror or error}")
+        return 2
     except StoppedError as stopped:
         say(stopped)
         return stopped.exit_code

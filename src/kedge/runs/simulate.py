@@ -101,7 +101,8 @@ def simulate(
         def facts() -> dict[str, Any]:
             # A different engine or version changes the last bits, and every process folds the replies itself.
             here = environment() | run.computes_with() | {"rounds": rounds, "resume": resume}
-            return fingerprint(run, federation) | here
+            when = {"eval_every": eval_every, "eval_clients": by_client}
+            return fingerprint(run, federation) | here | when
 
         run.processes.check_alike(facts)  # in all of them: only the first one compares with the directory
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.client.flat import frozen
 from kedge.files import METRIC
 from kedge.local_update import Chain
 from kedge.problem import Federation
@@ -56,6 +57,7 @@ def fingerprint(run: Simulation, federation: Federation | None = None) -> dict[s
         "parameters": run.flat.initial.numel(),
         "model": f"{type(run.initial_model).__name__} {_short(repr(run.initial_model).encode())}",
         "model code": code(run.initial_model),
+        **_untrained(run.initial_model),
         "initial parameters": checksum(*_tensors(run.initial_model)),
         "clients": len(federation),
         "samples of clients": checksum(*_places(federation)),
@@ -67,6 +69,14 @@ def metrics_fingerprint(metrics: Mapping[str, Any]) -> dict[str, str]:
     """Return the checksums of the files that metrics come from; a run may get other metrics, but not change one."""
     files = {f"{METRIC}{name}": _file(metric) for name, metric in metrics.items()}
     return {name: digest for name, digest in files.items() if digest is not None}
+
+
+def _untrained(model: nn.Module) -> dict[str, str]:
+    """Return which parameters and parts of a model are frozen, if any."""
+    parts = set(frozen(model))
+    names = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    names += [f"{name}.eval()" for name, module in model.named_modules() if module in parts]
+    return {"frozen": ", ".join(names)} if names else {}
 
 
 def _file(thing: Any) -> str | None:
