@@ -14,7 +14,7 @@ from docs.tables.verdicts import rewritten
 from kedge.reproduce.claims import findings
 from kedge.reproduce.conduct import configurations, measures_of
 from kedge.reproduce.experiment import load
-from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, Hyper, Plan, Trial
+from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, Hyper, Plan, FinalRun
 from kedge.reproduce.results import measures
 from kedge.reproduce.search import between, beyond
 from kedge.reproduce.verdict import UNCHECKED
@@ -87,8 +87,8 @@ def test_the_measures_are_those_of_the_curves(folder, plan, measured):
     runs = {}
     for row in measured:
         ended = {} if row.diverged is None else {"diverged_in_round": row.diverged}
-        trial = Trial(row.case, Hyper(row.eta, row.beta, row.step), row.seed)
-        runs[trial] = StoredRun(folder, rows=curves[*row.case, row.seed], summary=ended)
+        final = FinalRun(row.case, Hyper(row.eta, row.beta, row.step), row.seed)
+        runs[final] = StoredRun(folder, rows=curves[*row.case, row.seed], summary=ended)
     chances = dict.fromkeys(plan.experiment.panels, 0.1)
     for row, again in zip(measured, measures(runs, chances), strict=True):
         assert (again.case, again.seed) == (row.case, row.seed)
