@@ -14,7 +14,7 @@ from docs.tables.verdicts import rewritten
 from kedge.reproduce.claims import findings
 from kedge.reproduce.conduct import configurations, measures_of
 from kedge.reproduce.experiment import load
-from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, Hyper, Plan, FinalRun
+from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, FinalRun, Hyper, Plan
 from kedge.reproduce.results import measures
 from kedge.reproduce.search import between, beyond
 from kedge.reproduce.verdict import UNCHECKED
