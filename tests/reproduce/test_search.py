@@ -12,6 +12,7 @@ from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Case, Hyper, Plan
 from kedge.reproduce.search import between, beyond, search
 from kedge.runs.reader import StoredRun
+from kedge.runs.search import Rule
 
 GRID = [Hyper(eta, beta) for eta in (0.01, 0.1, 1.0) for beta in (0.1, 0.3, 0.9)]
 
@@ -31,6 +32,12 @@ def test_past_every_edge_on_which_the_best_lies_the_grid_grows_and_beta_ends_at_
     assert beyond(best, GRID) == further
     assert beyond(best, [best]) == []
     assert beyond(Hyper(0.1, 1.0), [*GRID, Hyper(0.1, 1.0)]) == []
+
+
+def test_a_grid_does_not_grow_past_the_largest_value_that_its_rule_allows():
+    grid, best = [hyper._asdict() for hyper in GRID], Hyper(1.0, 0.9)._asdict()
+    assert Rule("test_loss").further(best, grid) == [{**best, "eta": 10.0}, {**best, "beta": 1.0}]
+    assert Rule("test_loss", largest={"beta": 0.9}).further(best, grid) == [{**best, "eta": 10.0}]
 
 
 def test_the_best_is_refined_halfway_to_its_neighbours_along_every_axis():

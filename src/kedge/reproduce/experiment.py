@@ -79,6 +79,7 @@ class Tuned(_Part):
 
     eta: Annotated[Grid, Field(min_length=1)]
     beta: Grid = []  # for algorithms that have one, unless it is fixed
+    largest_beta: Share | None = None  # the grid does not grow past it; None: up to 1
     step: Grid = []  # γ / ηK, for the lines of `free_step`; all others have γ = ηK
     judge: Literal["accuracy", "loss"] = "accuracy"  # what must be best on held-out samples
 

@@ -47,7 +47,9 @@ class Search:
 def search(plan: Plan, batch: Batch) -> Search:
     """Search the grids of all lines, in waves of runs."""
     tuning = plan.size.tuning
-    rule = Rule(f"test_{plan.experiment.tuned.judge}", LAST, tuning.extend, tuning.budget, "finer" in plan.protocols)
+    metric, most = f"test_{plan.experiment.tuned.judge}", plan.experiment.tuned.largest_beta
+    largest = {} if most is None else {"beta": most}
+    rule = Rule(metric, LAST, tuning.extend, tuning.budget, "finer" in plan.protocols, largest)
 
     def play(title: str, wave: Mapping[Case, list[Point]]) -> dict[Case, list[Standing]]:
         points = {case: [Hyper(**point) for point in grid] for case, grid in wave.items()}

@@ -121,6 +121,13 @@ class Rule:
     """How many points a grid may have before it is refined no more."""
     finer: bool = False
     """Whether one more halving is tried, to show how much depends on the grid."""
+    largest: Mapping[str, float] = field(default_factory=dict)
+    """How far a grid may grow, by axis."""
+
+    def further(self, best: Point, grid: list[Point]) -> list[Point]:
+        """Return where a grid grows past the edges on which its best point lies."""
+        found = beyond(best, grid)
+        return [point for point in found if all(point[axis] <= most for axis, most in self.largest.items())]
 
 
 @dataclass
@@ -153,7 +160,7 @@ def search(grids: Mapping[Name, list[Point]], rule: Rule, play: Play[Name]) -> d
         wave: dict[Name, list[Point]] = {}
         for name, own in found.items():
             best = own.ranked()[0].point
-            further = beyond(best, own.grid) if extended[name] < rule.extend else []
+            further = rule.further(best, own.grid) if extended[name] < rule.extend else []
             extended[name] += bool(further)
             wave[name] = further or (between(best, own.grid) if len(own.tried) < rule.budget else [])
         if not any(wave.values()):
