@@ -247,7 +247,7 @@ def demo_stopped(work: Path, how: str) -> None:
     finally:
         demo.kill()
     assert demo.returncode == (130 if how == "Ctrl-C" else 1), said
-    assert ("kedge: stopped; what there is stays in" if how == "Ctrl-C" else "has ended: ") in said, said
+    assert ("kedge: stopped; the results so far are in" if how == "Ctrl-C" else "has ended: ") in said, said
     left = {number: command_line(number) for number in with_environment(str(place))}
     assert not left, left
     assert not list(place.iterdir())
