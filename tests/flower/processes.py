@@ -1,6 +1,6 @@
 """Real processes on loopback: SuperLink, SuperNodes, ServerApp; killed, lied to, and always cleaned up.
 
-python -m tests.flower.processes --short     what .ci/run plays, in about two minutes
+python -m tests.flower.processes --short     what .ci/run plays, in a few minutes
 python -m tests.flower.processes             also kill -9 of the SuperLink, a SuperNode that stays away, and more
 """
 
