@@ -100,7 +100,7 @@ def test_a_free_step_is_a_multiple_of_eta_k_and_only_searched():
     case = Case("10 of 100 clients", "tuned", "fedavg, free step")
     assert {point.step for point in made.grid(case)} == {1.0, 2.0, 3.0, 5.0}
     assert made.final(case, Hyper(0.3, None, 2.0), 0).algorithm.model_dump()["gamma"] == 2 * 0.3 * 16
-    assert made.grid(case._replace(line="fedavg")) == [Hyper(eta, None) for eta in (0.1, 0.3, 1.0)]
+    assert made.grid(case._replace(line="fedavg")) == [Hyper(eta, None) for eta in (0.01, 0.03, 0.1, 0.3, 1.0)]
     assert {case.protocol for case in made.cases() if case.line == "fedavg, free step"} == {"tuned", "second", "finer"}
 
 
