@@ -1,15 +1,16 @@
 """Seconds of a round, as ratios in one run: kedge, the loop that people write by hand, and the bare products.
 
-    python -m benchmarks.speed [w1 w1-all w2 cnn resnet] [--repeats 15] [--json FILE]
+    python -m benchmarks.speed [w1 w1-all narrow w2 cnn resnet] [--repeats 15] [--json FILE]
 
 All are timed in turn, again and again, so that whatever else the machine does falls on all of them; the number is the
 median, and the spread that of the middle half. "naive" copies a module and makes an optimiser per client; it adds the
-round's constant to the gradients as SCAFFOLD-M must. "bare" is only the matrix products (and convolutions), the faster
-of all cores on one client and one core on each of several.
+round's constant to the gradients as SCAFFOLD-M must. "bare" is only the matrix products (and convolutions), the fastest
+of all cores on one client or one core on each of several, with weights that have outputs or inputs first.
 """
 
 import argparse
 import gc
+import itertools
 import json
 import resource
 import statistics
@@ -42,9 +43,9 @@ def candidates_of(name: str, engines: list[str]) -> tuple[dict[str, Callable[[],
         "naive": naive_round(work, federation),
         "naive, second gradients": naive_round(work, federation, second=True),
     }
-    for threads in (1, torch.get_num_threads()):
-        if (bare := bare_round(work, threads)) is not None:
-            candidates[f"bare products, {threads} at once"] = bare
+    for threads, turned in itertools.product((1, torch.get_num_threads()), (False, True)):
+        if (bare := bare_round(work, threads, turned)) is not None:
+            candidates[f"bare {'turned ' if turned else ''}products, {threads} at once"] = bare
     notes = []
     for engine in engines:
         for algorithm, method in ALGORITHMS.items():

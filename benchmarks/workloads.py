@@ -41,6 +41,7 @@ class Workload:
 WORKLOADS = {
     "w1": Workload("MLP 784-200-10, 10 of 100 clients", "mlp", (784,), 100, 10, 16, 32, 600, {"widths": [200]}),
     "w1-all": Workload("MLP 784-200-10, 100 of 100 clients", "mlp", (784,), 100, 100, 16, 32, 600, {"widths": [200]}),
+    "narrow": Workload("MLP 784-64-10, 10 of 100 clients", "mlp", (784,), 100, 10, 16, 32, 600, {"widths": [64]}),
     "w2": Workload(
         "MLP 3072-512-256-10, 10 of 10 clients", "mlp", (3072,), 10, 10, 32, 32, 5000, {"widths": [512, 256]}
     ),
@@ -84,14 +85,14 @@ def naive_round(work: Workload, federation: Federation, second: bool = False) ->
     return run
 
 
-def bare_round(work: Workload, threads: int) -> Callable[[], None] | None:
-    """Return only the products of a round, each client with its own weights.
+def bare_round(work: Workload, threads: int, turned: bool = False) -> Callable[[], None] | None:
+    """Return only the products of a round, each client with its own weights; turned ones have inputs first.
 
     ``threads`` 1: one client after the other on all cores; else this many clients at once, on one core each.
     """
     if work.model == "mlp":
-        jobs = [_mlp_products(work) for _ in range(work.cohort)]
-    elif work.model == "lenet":
+        jobs = [_mlp_products(work, turned) for _ in range(work.cohort)]
+    elif work.model == "lenet" and not turned:
         jobs = [_lenet_products(work) for _ in range(work.cohort)]
     else:
         return None
@@ -111,9 +112,10 @@ def bare_round(work: Workload, threads: int) -> Callable[[], None] | None:
     return run
 
 
-def _linear(batch: int, inputs: int, outputs: int, first: bool) -> Callable[[], None]:
-    h, w, delta = torch.randn(batch, inputs), torch.randn(outputs, inputs), torch.randn(batch, outputs)
-    z, dw, dh = torch.empty(batch, outputs), torch.empty(outputs, inputs), torch.empty(batch, inputs)
+def _linear(batch: int, inputs: int, outputs: int, first: bool, turned: bool = False) -> Callable[[], None]:
+    h, delta = torch.randn(batch, inputs), torch.randn(batch, outputs)
+    w, dw = ((torch.randn(inputs, outputs).t() if turned else torch.randn(outputs, inputs)) for _ in range(2))
+    z, dh = torch.empty(batch, outputs), torch.empty(batch, inputs)
 
     def run() -> None:
         torch.mm(h, w.t(), out=z)
@@ -124,9 +126,9 @@ def _linear(batch: int, inputs: int, outputs: int, first: bool) -> Callable[[], 
     return run
 
 
-def _mlp_products(work: Workload) -> Callable[[], None]:
+def _mlp_products(work: Workload, turned: bool) -> Callable[[], None]:
     sizes = [work.shape[0], *work.options["widths"], 10]
-    layers = [_linear(work.batch, a, b, i == 0) for i, (a, b) in enumerate(itertools.pairwise(sizes))]
+    layers = [_linear(work.batch, a, b, i == 0, turned) for i, (a, b) in enumerate(itertools.pairwise(sizes))]
     return _repeated(layers, work.steps)
 
 

@@ -1,10 +1,11 @@
 """The fused engine: local steps of stacks of linear layers, forward and backward written out.
 
-Four things make it fast. The weight gradient δᵀh is never stored: the step W <- s W - eta a δᵀh is one matrix product
-with accumulation. Several clients of a small model share every operation, as one batched product. Gradients at a point
-that is fixed during the round (the second gradient of variance reduction) come from one pass over the samples of all
-steps, kept as activations and δ; a step then multiplies [δ, δ'] by [h, h'], and the first layer, whose inputs
-coincide, only adds the δ. The mean of the gradients follows from the displacement.
+Five things make it fast. The weight gradient δᵀh is never stored: the step W <- s W - eta a δᵀh is one matrix product
+with accumulation. Several clients of a small model share every operation, as one batched product. Narrow layers are
+turned during the steps, inputs first: a product of a minibatch with such a matrix is up to four times as fast.
+Gradients at a point that is fixed during the round (the second gradient of variance reduction) come from one pass over
+the samples of all steps, kept as activations and δ; a step then multiplies [δ, δ'] by [h, h'], and the first layer,
+whose inputs coincide, only adds the δ. The mean of the gradients follows from the displacement.
 
 Tensors are (clients, samples, units). Each client's part begins at a cache line, because the last bit of a product may
 depend on where in memory its factors lie; so a client's result does not depend on its group.
@@ -37,6 +38,9 @@ GROUP = 5
 
 DEVICE_GROUP = 32
 """The most clients in a group on devices other than the CPU, where only few, large operations matter."""
+
+NARROW = 128
+"""The most outputs of a first layer for which turning pays; between 128 and 200 it begins to cost time."""
 
 SMALL = 1_000_000
 """The most parameters of all clients in a group: more would not fit into the caches."""
@@ -73,6 +77,7 @@ class MLPEngine:
         self.loss = known
         self.classes = layers[-1].outputs
         self.parameters = sum(layer.outputs * (layer.inputs + layer.bias) for layer in layers)
+        self._turns = layers[0].outputs <= NARROW and federation.features.device.type == "cpu"
         self._one_hot = torch.eye(self.classes, dtype=federation.features.dtype, device=federation.features.device)
         self._scratch: dict[str, Tensor] = {}
 
@@ -163,17 +168,33 @@ class MLPEngine:
         drawn = [like.new_empty(shape).bernoulli_(kept, generator=source).div_(kept) for source in sources]
         return torch.stack(drawn)
 
-    def _views(self, vectors: Vector) -> list[Affine]:
+    def _views(self, vectors: Vector, *, turned: bool = False) -> list[Affine]:
         """Cut vectors (clients, d) into the parameters of the layers, without a copy."""
         views: list[Affine] = []
         begin = 0
         for layer in self.layers:
             end = begin + layer.outputs * layer.inputs
-            weight = vectors[:, begin:end].view(-1, layer.outputs, layer.inputs)
+            weight = vectors[:, begin:end]
+            if turned:
+                weight = weight.view(-1, layer.inputs, layer.outputs).mT
+            else:
+                weight = weight.view(-1, layer.outputs, layer.inputs)
             begin = end + layer.outputs * layer.bias
             bias = vectors[:, end:begin].unsqueeze(1) if layer.bias else None
             views.append(Affine(weight, weight.mT, bias, None if bias is None else bias.mT))
         return views
+
+    def _turned(self, vectors: Vector, *, back: bool = False) -> Vector:
+        """Copy vectors so that weights have inputs first, or outputs first again; one that all share is copied once."""
+        if vectors.ndim == 1 or vectors.stride(0) == 0:
+            vectors = vectors.reshape(-1, self.parameters)[:1]
+        copies = rows(len(vectors), self.parameters, like=vectors)
+        for one, copy in zip(self._views(vectors, turned=back), self._views(copies, turned=not back), strict=True):
+            for matrix, place in zip(one.weight, copy.weight, strict=True):  # torch is faster at them one by one
+                place.copy_(matrix)
+            if one.bias is not None and copy.bias is not None:
+                copy.bias.copy_(one.bias)
+        return copies
 
     def _buffers(self, clients: int, size: int, name: str | None = None) -> list[Tensor]:
         """Return memory for a number of every unit and sample; with a name, memory that is used again."""
@@ -231,10 +252,12 @@ class MLPEngine:
 
     def _fused(self, rule: Direction, work: Work, data: StepSamples, losses: Losses | None) -> Local:
         eta, a, clients = work.eta, rule.grad, len(work.clients)
-        x = rows(clients, self.parameters, like=work.start).copy_(work.start)
-        parameters = self._views(x)
+        turn = self._turned if self._turns else lambda vectors, back=False: vectors
+        x = rows(clients, self.parameters, like=work.start).copy_(turn(work.start))
+        parameters = self._views(x, turned=self._turns)
         anchors = [self._anchor(anchor.point, anchor.weight / a, data) for anchor in _fixed(rule)]
         scale, constant = self._linear_part(rule, work)
+        constant = None if constant is None else turn(constant)
         rate = -eta * a * self.loss.factor(data.size, self.classes)
         forth, back = self._buffers(clients, data.size, "forth"), self._buffers(clients, data.size, "back")
         ones = [x.new_ones(clients, data.size * (1 + len(anchors) * (n > 0)), 1) for n in range(len(self.layers))]
@@ -257,12 +280,12 @@ class MLPEngine:
                         h = self._joined(f"h {number} {place}", h, other_h)
                     else:
                         step.add_(other)  # the inputs coincide, so the products add up in δ
-                turned = step.mT
-                weight.baddbmm_(turned, h, beta=scale, alpha=rate)
+                weight.baddbmm_(step.mT, h, beta=scale, alpha=rate)
                 if column is not None:
-                    column.baddbmm_(turned, ones[number], beta=scale, alpha=rate)
+                    column.baddbmm_(step.mT, ones[number], beta=scale, alpha=rate)
             if constant is not None:
                 x.add_(constant, alpha=-eta)
+        x = turn(x, back=True)
         mean_grad = self._mean_gradient(rule, work, x, anchors, data) if work.needs.mean_grad else None
         steps = torch.tensor(work.steps, dtype=x.dtype)
         return Local(work.start, x, eta, steps, kept_mean_grad=mean_grad)
@@ -339,9 +362,10 @@ def grouping_is_exact(sizes: tuple[tuple[int, int], ...], batch_size: int, dtype
 
     with compute_threads(1):
         return all(
-            same(h, weight.mT) and same(delta, weight) and same(delta.mT, h)
+            same(h, weight.mT) and same(delta, weight) and same(delta.mT, h) and same(h.mT, delta)
             for inputs, outputs in sizes
-            for h, weight, delta in [(random(batch_size, inputs), random(outputs, inputs), random(batch_size, outputs))]
+            for h, delta in [(random(batch_size, inputs), random(batch_size, outputs))]
+            for weight in (random(outputs, inputs), random(inputs, outputs).mT)
         )
 
 
