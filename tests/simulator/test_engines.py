@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 import kedge
 from kedge.problem import Federation
 from kedge.runs.live import Watch
-from kedge.simulator.engines import ENGINES, TABLE, make_engines
+from kedge.simulator.engines import ENGINES, TABLE, make_engines, mlp
 from kedge.simulator.engines.layers import plan
-from kedge.simulator.engines.mlp import GROUP
 from tests.simulator.test_simulation import small
 
 CLASSES = torch.tensor([0, 1])
@@ -45,9 +44,11 @@ def gap(one, other) -> float:
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-3)) for a, b in vectors)
 
 
+@pytest.mark.parametrize("narrow", [mlp.NARROW, 0], ids=["turned", "not turned"])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"batch_size": None}], ids=["plain", "decay", "full"])
 @pytest.mark.parametrize("kind", kedge.ALGORITHMS.values(), ids=lambda kind: kind.__name__)
-def test_the_fused_engine_equals_autograd(kind, options):
+def test_the_fused_engine_equals_autograd(kind, options, narrow, monkeypatch):
+    monkeypatch.setattr(mlp, "NARROW", narrow)
     one, other = (play(kind(eta=0.05), engine, **options) for engine in ("module", "fused-mlp"))
     assert gap(one, other) < 1e-12
     assert one.history[-1]["gradients"] == other.history[-1]["gradients"]
@@ -151,8 +152,8 @@ def test_control_variables_keep_single_precision_at_small_rates(eta, beta):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    inputs=st.integers(1, 40), hidden=st.integers(1, 40), batch=st.integers(1, 9), steps=st.integers(2, 4),
-    threads=st.integers(2, 6), seed=st.integers(0, 99),
+    inputs=st.integers(1, 40), hidden=st.integers(1, 40) | st.just(mlp.NARROW + 1), batch=st.integers(1, 9),
+    steps=st.integers(2, 4), threads=st.integers(2, 6), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_whom_a_client_is_grouped_with_changes_no_bit(inputs, hidden, batch, steps, threads, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -172,7 +173,7 @@ def test_whom_a_client_is_grouped_with_changes_no_bit(inputs, hidden, batch, ste
 def test_clients_of_a_small_model_are_grouped():
     federation, module = small(), network()
     (engine,) = make_engines("fused-mlp", 1, module, federation, cross_entropy, torch.device("cpu"))
-    assert engine.group(4) == GROUP
+    assert engine.group(4) == mlp.GROUP
     assert engine.group(None) == 1
 
 
