@@ -54,7 +54,7 @@ def write(
         f"- Search: {budget(plan, grids)}, on {tuning.seeds} seed{'s' * (tuning.seeds > 1)} of their own, "
         f"in {tuning.rounds:.0%} of the rounds; the best by held-out {experiment.tuned.judge}.\n"
         "- `configs/` has the configuration of every line at its first seed; `kedge run FILE --seed N` repeats a run, "
-        "to the bit: `summary.csv` has a hash of every final model.",
+        "on the same kind of processor to the bit: `summary.csv` has a hash of every final model.",
         "![curves](figure.png)",
         "## Claims",
         *([f"**Not testable at this scale**: {plan.size.untestable}."] if plan.size.untestable else []),
