@@ -212,11 +212,19 @@ def test_workers_may_change(tmp_path):
     assert Left.by(tmp_path / "parts") == Left.by(tmp_path / "whole")
 
 
-def test_another_engine_or_torch_is_a_warning(tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["torch", "processor"])
+def test_another_engine_torch_or_processor_is_a_warning(tmp_path, monkeypatch, what):
     play(tmp_path, callbacks=[StopWhen(after(3))])
-    monkeypatch.setattr("kedge.runs.recording.environment", lambda: {"torch": "9"})
-    with pytest.warns(RunWarning, match="round 3 was computed with torch .*, but this is torch 9: the last bits"):
+    monkeypatch.setattr("kedge.runs.recording.environment", lambda: {what: "9"})
+    with pytest.warns(RunWarning, match=f"round 3 was computed with {what} .*, but this is {what} 9: the last bits"):
         play(tmp_path, resume=True)
+
+
+def test_the_summary_names_what_the_last_bits_depend_on(tmp_path):
+    play(tmp_path)
+    known = json.loads((tmp_path / "summary.json").read_text())["versions"]
+    assert known.keys() == {"kedge", "torch", "processor"}
+    assert known["processor"].endswith(torch.backends.cpu.get_cpu_capability())
 
 
 def test_a_row_that_comes_out_differently_is_a_warning(tmp_path):

@@ -3,14 +3,12 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
-
-import torch
 
 from kedge.reproduce.claims import Difference, JudgedClaim
 from kedge.reproduce.plan import PROTOCOLS, Case, Grids, Hyper, Plan
 from kedge.reproduce.results import Chances, Measure
 from kedge.reproduce.search import beyond
+from kedge.runs.directory import environment
 
 NUMBERS = """\
 Accuracy and loss are means over the last fifth of the evaluations, then over the seeds, ± the standard deviation
@@ -49,7 +47,7 @@ def write(
     parts = [
         f"# {plan.title}",
         f"{experiment.figure[0].upper()}{experiment.figure[1:]}.{shows}",
-        f"- Command: `{command}`\n- Versions: kedge {version('kedge')}, torch {torch.__version__}\n"
+        f"- Command: `{command}`\n- Versions: {_versions()}\n"
         f"- Scale: {plan.scale}. Reduced: {plan.size.reduced}.\n{'' if plan.own else unstated}"
         f"- Search: {budget(plan, grids)}, on {tuning.seeds} seed{'s' * (tuning.seeds > 1)} of their own, "
         f"in {tuning.rounds:.0%} of the rounds; the best by held-out {experiment.tuned.judge}.\n"
@@ -73,6 +71,11 @@ def write(
     if plan.scale == "smoke":
         parts.append("**This is the smoke scale: it shows that everything runs, and is evidence of nothing.**")
     return "\n\n".join(parts) + "\n"
+
+
+def _versions() -> str:
+    here = environment()
+    return f"kedge {here['kedge']}, torch {here['torch']}; processor: {here['processor']}"
 
 
 def _guessing(chances: Chances) -> str:

@@ -1,10 +1,12 @@
 """The writer of a run's directory: plain files that a crash leaves readable. `reader` reads them."""
 
+import functools
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -162,5 +164,20 @@ def _toml(value: Any) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions that a result depends on."""
+    """Return what the last bits of a result depend on besides its settings."""
+    return {**versions(), "processor": processor()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software."""
     return {"kedge": version("kedge"), "torch": torch.__version__}
+
+
+@functools.cache
+def processor() -> str:
+    """Name the kind of processor, and the instructions that torch uses of it: another kind rounds differently."""
+    name = platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name[:60]}, {torch.backends.cpu.get_cpu_capability()}"

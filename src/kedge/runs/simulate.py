@@ -19,7 +19,7 @@ from kedge.errors import RunWarning, UsageError
 from kedge.problem import Federation
 from kedge.rules import PERSONAL
 from kedge.runs.checkpoint_timer import Interval
-from kedge.runs.directory import RunDirectory, environment
+from kedge.runs.directory import RunDirectory, versions
 from kedge.runs.interrupts import stopping_on_interrupt
 from kedge.runs.live import Callbacks, LiveRun
 from kedge.runs.reader import CONFIG, Row
@@ -100,7 +100,7 @@ def simulate(
 
         def facts() -> dict[str, Any]:
             # A different engine or version changes the last bits, and every process folds the replies itself.
-            here = environment() | run.computes_with() | {"rounds": rounds, "resume": resume}
+            here = versions() | run.computes_with() | {"rounds": rounds, "resume": resume}
             when = {"eval_every": eval_every, "eval_clients": by_client}
             return fingerprint(run, federation) | here | when
 
