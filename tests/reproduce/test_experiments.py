@@ -146,9 +146,9 @@ def test_all_algorithms_are_compared_where_they_are_defined():
     assert lines - partial == {name for name, kind in kedge.ALGORITHMS.items() if kind.full_participation}
 
 
-def test_the_laptop_scale_is_about_five_hours_of_two_cores():
+def test_the_laptop_scale_is_about_eight_hours_of_two_cores():
     seconds = sum(estimate(plan(name)).seconds for name in FIGURES if "laptop" in load(name).scales) / 2
-    assert seconds < 6 * 3600
+    assert seconds < 9 * 3600
 
 
 GOOD = (ROOT / "src" / "kedge" / "reproduce" / "experiments" / "mnist-many.toml").read_text()

@@ -214,7 +214,10 @@ def reproduce(
         ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke (seconds), laptop (all in a few hours), overnight (ResNet-18, a night) or paper.")
+        str,
+        typer.Option(
+            help="smoke (seconds), laptop (all in about eight hours), overnight (ResNet-18, a night) or paper."
+        ),
     ] = "smoke",
     out: Annotated[Path, typer.Option(help="Results go to OUT/FIGURE/SCALE.")] = Path("experiments/results"),
     jobs: options.Jobs = None,

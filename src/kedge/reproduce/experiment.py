@@ -43,7 +43,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"
 """The name of an experiment: its results are in a directory of that name."""
 
 SCALES = ("smoke", "laptop", "overnight", "paper")
-"""Seconds on built-in data; an evening on two cores; a night on them, for what takes long; the paper's own size."""
+"""Seconds on built-in data; a working day on two cores; a night on them, for what takes long; the paper's own size."""
 
 BEYOND = "beyond the paper"
 """The figure of an experiment that the paper does not have."""
