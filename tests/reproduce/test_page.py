@@ -117,6 +117,22 @@ def test_the_reservation_on_figure_1b_is_what_the_tables_say():
     assert "all four lines chose beta = 0.8, the largest of the paper's grid" in flat(PAGE)
 
 
+def test_the_reservation_on_figure_1c_is_what_the_tables_say():
+    plain, momentum, reduced = (
+        [f"{100 * tuned('mlp-partial', line, key):.1f} %" for key in ("at_gradients", "at_bytes")]
+        for line in ("scaffold", "scaffold-m", "scaffold-m-vr")
+    )
+    assert len({*plain}) == len({*momentum}) == 1
+    text = flat(PAGE)
+    assert (
+        f"SCAFFOLD-M leads at equal gradients and bytes as well ({momentum[0]} against SCAFFOLD's {plain[0]})" in text
+    )
+    assert f"two gradients per minibatch, is behind there ({reduced[0][:-2]} and {reduced[1]})" in text
+    saved = tuned("mlp-partial", "scaffold", "loss") - tuned("mlp-partial", "scaffold-m-vr", "loss")
+    beta = tuned("mlp-partial", "scaffold-m-vr", "beta")
+    assert f"its own lead is small: {saved:.4f} of loss at beta = {beta:g}," in text
+
+
 def test_the_reservation_on_fewer_clients_is_what_the_curves_say():
     curves = defaultdict(lambda: [(0, 0.1)])
     for row in table("mnist-many", "curves"):
