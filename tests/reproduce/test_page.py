@@ -93,6 +93,7 @@ def test_each_panel_is_shown_at_the_best_scale_at_which_it_was_run(tmp_path):
 
 
 RESULTS = ROOT / "experiments" / "results"
+PAIRS = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
 
 
 def table(figure, name):
@@ -104,9 +105,21 @@ def flat(path):
     return " ".join(path.read_text(encoding="utf-8").split())
 
 
-def tuned(figure, line, key, protocol="tuned"):
+def values(figure, line, key, protocol="tuned", panel=None):
+    """Return a column of a line, seed by seed."""
     rows = [row for row in table(figure, "summary") if (row["line"], row["protocol"]) == (line, protocol)]
-    return statistics.fmean(float(row[key]) for row in rows)
+    own = [row for row in rows if panel in (None, row["panel"])]
+    return [float(row[key]) for row in sorted(own, key=lambda row: int(row["seed"]))]
+
+
+def tuned(figure, line, key, protocol="tuned", panel=None):
+    return statistics.fmean(values(figure, line, key, protocol, panel))
+
+
+def ahead(figure, ours, theirs, key, panel=None):
+    """Return how much larger a column of one line is than that of another."""
+    pairs = zip(values(figure, ours, key, panel=panel), values(figure, theirs, key, panel=panel), strict=True)
+    return Difference("", "accuracy", [one - other for one, other in pairs])
 
 
 def test_the_reservation_on_figure_1b_is_what_the_tables_say():
@@ -114,7 +127,16 @@ def test_the_reservation_on_figure_1b_is_what_the_tables_say():
     assert {row["beta"] for row in rows if row["protocol"] == "tuned"} == {"0.8"}
     assert max(float(row["beta"]) for row in table("mlp-vr", "grid")) == load("mlp-vr").tuned.largest_beta == 0.8
     assert {row["rounds"] for row in rows} == {"25"}
-    assert "all four lines chose beta = 0.8, the largest of the paper's grid" in flat(PAGE)
+    text = flat(PAGE)
+    assert "all four lines chose beta = 0.8, the largest of the paper's grid" in text
+
+    def saved(other, protocol, others="tuned"):
+        return tuned("mlp-vr", other, "loss", others) - tuned("mlp-vr", "scaffold-m-vr", "loss", protocol)
+
+    best, second = saved("mb-storm", "tuned"), saved("mb-storm", "second")
+    assert f"turns with its second-best point (from {best:.3f} to {second:.3f} of loss)" in text
+    behind = -saved("ce-lsgd", "second"), -saved("ce-lsgd", "finer", "finer")
+    assert "it is behind CE-LSGD as well (by {:.3f} and {:.3f})".format(*behind) in text
 
 
 def test_the_reservation_on_figure_1c_is_what_the_tables_say():
@@ -124,13 +146,55 @@ def test_the_reservation_on_figure_1c_is_what_the_tables_say():
     )
     assert len({*plain}) == len({*momentum}) == 1
     text = flat(PAGE)
-    assert (
-        f"SCAFFOLD-M leads at equal gradients and bytes as well ({momentum[0]} against SCAFFOLD's {plain[0]})" in text
-    )
-    assert f"two gradients per minibatch, is behind there ({reduced[0][:-2]} and {reduced[1]})" in text
+    assert f"clear, at equal gradients and bytes too ({momentum[0]} against {plain[0]})" in text
+    assert f"SCAFFOLD-M-VR is behind ({reduced[0][:-2]} and {reduced[1]})" in text
     saved = tuned("mlp-partial", "scaffold", "loss") - tuned("mlp-partial", "scaffold-m-vr", "loss")
     beta = tuned("mlp-partial", "scaffold-m-vr", "beta")
-    assert f"its own lead is small: {saved:.4f} of loss at beta = {beta:g}," in text
+    assert f"is not: {saved:.4f} of loss at beta = {beta:g}, less than SCAFFOLD loses" in text
+    rates = [tuned("mlp-partial", "scaffold", "eta", protocol) for protocol in ("tuned", "second")]
+    lost = tuned("mlp-partial", "scaffold", "loss", "second") - tuned("mlp-partial", "scaffold", "loss")
+    assert "when its rate changes from {:g} to {:g} ({:.4f})".format(*rates, lost) in text
+    held_out = {"scaffold": defaultdict(list), "scaffold-m-vr": defaultdict(list)}
+    for row in table("mlp-partial", "grid"):
+        if row["line"] in held_out and row["seed"] != "102":
+            held_out[row["line"]][row["eta"]].append(float(row["loss"]))
+    best = {line: min(losses, key=lambda eta: min(losses[eta])) for line, losses in held_out.items()}
+    assert "without it, both would take 0.002 and be level on held-out data" in text
+    assert best == dict.fromkeys(held_out, "0.002")
+
+
+def test_the_reservation_on_bytes_is_what_the_tables_say():
+    text = flat(PAGE)
+    ratios = zip(*(values("mlp-full", line, "megabytes_to") for line in ("scaffold-m", "scaffold")), strict=True)
+    more = math.exp(statistics.fmean(math.log(ours / theirs) for ours, theirs in ratios))
+    assert f"In Figure 1(a) SCAFFOLD-M needs {more:.1f} times as many bytes as SCAFFOLD to the target" in text
+    gone = ahead("mnist-many", "fedavg-m", "fedavg", "at_bytes", "5 of 100 clients")
+    assert gone.interval[0] < 0 < gone.interval[1]
+    left = [
+        100 * ahead("mnist-many", "scaffold-m", "scaffold", key, "all 100 clients").mean
+        for key in ("accuracy", "at_bytes")
+    ]
+    assert "SCAFFOLD-M's with all 100 falls from {:.1f} to {:.1f} points".format(*left) in text
+
+
+def test_the_reservation_on_the_sweeps_is_what_the_tables_say():
+    assert "neither advantage measurably changes from one end of the sweep to the other" in flat(PAGE)
+
+    def saved(figure, line, panel):
+        rounds = [values(figure, each, "rounds_to", panel=panel) for each in (line, f"{line}-m")]
+        most = values(figure, line, "rounds", panel=panel)
+        return [
+            math.log(min(plain, top) / min(momentum, top)) for plain, momentum, top in zip(*rounds, most, strict=True)
+        ]
+
+    for figure in ("heterogeneity", "local-steps"):
+        panels = list(dict.fromkeys(row["panel"] for row in table(figure, "summary")))
+        for line in ("fedavg", "scaffold"):
+            first, *_, last = ways = [saved(figure, line, panel) for panel in panels]
+            low, high = Difference("", "rounds", [a - b for a, b in zip(first, last, strict=True)]).interval
+            assert low < 0 < high
+            if figure == "local-steps":
+                assert max(zip(map(statistics.fmean, ways), panels, strict=True))[1] == "K = 4"
 
 
 def test_the_reservation_on_fewer_clients_is_what_the_curves_say():
@@ -159,19 +223,12 @@ def test_the_reservation_on_fewer_clients_is_what_the_curves_say():
 
 
 def test_the_reservation_on_the_end_is_what_the_long_horizon_says():
-    rows = {(row["panel"], row["line"], int(row["seed"])): row for row in table("horizon", "summary")}
-    seeds = range(5)
-
-    def ahead(panel, ours, theirs, key):
-        values = [float(rows[panel, ours, s][key]) - float(rows[panel, theirs, s][key]) for s in seeds]
-        return Difference("", "loss", values)
-
-    pairs = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
-    points = [ahead(panel, *pair, "accuracy") for panel in ("K = 16", "K = 16, decayed") for pair in pairs]
+    panels = ("K = 16", "K = 16, decayed")
+    points = [ahead("horizon", *pair, "accuracy", panel) for panel in panels for pair in PAIRS]
     assert all(each.interval[0] < 0 < each.interval[1] for each in points)
     means = sorted(100 * each.mean for each in points)
     assert f"are {means[0]:.2f} to {means[-1]:.2f} points ahead, with intervals that contain 0" in flat(PAGE)
-    loss = ahead("K = 16, decayed", *pairs[0], "loss")
+    loss = ahead("horizon", *PAIRS[0], "loss", "K = 16, decayed")
     assert loss.agree == 5
     low, high = loss.interval
     assert f"higher than FedAvg's, by {loss.mean:.4f} [{low:.4f}, {high:.4f}], in all five seeds" in flat(PAGE)
@@ -201,18 +258,16 @@ def test_the_lines_on_an_edge_are_named():
 
 def test_the_page_on_the_step_says_what_the_tables_say():
     text = flat(ROOT / "docs" / "step-or-momentum.md")
-    pairs = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
 
     def differ(figure, key, protocol="tuned"):
         return [
-            100 * (tuned(figure, ours, key, protocol) - tuned(figure, theirs, key, protocol)) for ours, theirs in pairs
+            100 * (tuned(figure, ours, key, protocol) - tuned(figure, theirs, key, protocol)) for ours, theirs in PAIRS
         ]
 
-    ahead = differ("step-mlp", "accuracy", "eta")
-    assert "end {:.1f} and {:.1f} points higher".format(*ahead) in text
+    assert "end {:.1f} and {:.1f} points higher".format(*differ("step-mlp", "accuracy", "eta")) in text
     steps = [
         tuned("step-mlp", ours, "step_norm", "eta") / tuned("step-mlp", theirs, "step_norm", "eta")
-        for ours, theirs in pairs
+        for ours, theirs in PAIRS
     ]
     assert "only {:.2f} and {:.2f} times as long".format(*steps) in text
     whole, left = differ("step-mnist", "accuracy")[0], differ("step-mnist", "at_bytes")[0]
@@ -237,3 +292,13 @@ def test_the_page_on_the_step_says_what_the_tables_say():
         for line in ("fedavg", "scaffold")
     ]
     assert f"the search took {min(free):g} to {max(free):g} eta K" in text
+    gains = [
+        100 * ahead(figure, f"{line}, free step", line, "accuracy").mean
+        for figure in ("step-mnist", "step-mlp")
+        for line in ("fedavg", "scaffold")
+    ]
+    lost, *gained = gains
+    assert f"ends {min(gained):.1f} to {max(gained):.1f} points higher in three of them" in text
+    assert f"but {-lost:.1f} lower for FedAvg on MNIST" in text
+    over = [100 * ahead("step-mnist", "fedavg-m", line, "accuracy").mean for line in ("fedavg", "fedavg, free step")]
+    assert "against plain FedAvg, FedAvg-M is {:.1f} points ahead, not {:.1f}".format(*over) in text
