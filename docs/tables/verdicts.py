@@ -6,7 +6,6 @@ rewrites verdict.md beside every summary.csv in experiments/results of the curre
 the wording has changed.
 """
 
-import csv
 import re
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from kedge.reproduce import verdict
 from kedge.reproduce.claims import findings
 from kedge.reproduce.conduct import measures_of
 from kedge.reproduce.experiment import load
-from kedge.reproduce.plan import Case, Hyper, Plan
+from kedge.reproduce.plan import Hyper, Plan
+from kedge.reproduce.tried import GRID, read_tried
 
 RESULTS = Path("experiments/results")
 
@@ -44,20 +44,8 @@ def rewritten(folder: Path) -> str:
     labels = DATASETS[plan.experiment.base["data"]["dataset"]].classes
     assert labels is not None
     chances = dict.fromkeys(plan.experiment.panels_at(plan.scale), 1 / labels)
-    text = verdict.write(plan, _tried(folder / "grid.csv"), chosen, measured, found, made["command"], chances)
+    text = verdict.write(plan, read_tried(folder / GRID), chosen, measured, found, made["command"], chances)
     return MADE.sub(lambda _: made[0], text, count=1)
-
-
-def _tried(path: Path) -> dict[Case, list[Hyper]]:
-    """Return the points of every line, without those of the finer grid."""
-    found: dict[Case, dict[Hyper, None]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["finer"] == "0":
-                beta, step = (float(row[key]) if row[key] else None for key in ("beta", "step"))
-                points = found.setdefault(Case(row["panel"], "tuned", row["line"]), {})
-                points[Hyper(float(row["eta"]), beta, step)] = None
-    return {case: list(points) for case, points in found.items()}
 
 
 if __name__ == "__main__":

@@ -6,20 +6,19 @@ All runs are directories of one batch, so the same call resumes whatever an earl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kedge.errors import UsageError
-from kedge.files import claimed, make_directory, write_atomically, write_csv
+from kedge.files import claimed, make_directory, write_atomically
 from kedge.reproduce import claims, results, verdict
-from kedge.reproduce.plan import Case, FinalRun, Grids, Hyper, Plan, name_of, slug
+from kedge.reproduce.plan import Case, FinalRun, Hyper, Plan, name_of, slug
 from kedge.reproduce.rehearsal import guessing
-from kedge.reproduce.results import LAST, Measure, Runs
-from kedge.reproduce.search import Search, search
+from kedge.reproduce.results import Measure, Runs
+from kedge.reproduce.search import search
+from kedge.reproduce.tried import GRID, read_tried, write_tried
 from kedge.runs.batch import Event, run_batch
 from kedge.runs.config import Config, resolved
 from kedge.runs.directory import to_toml
 from kedge.runs.reader import StoredRun
-from kedge.runs.search import ends
 
 Stage = Callable[[str, Mapping[str, Config]], Callable[[Event], None]]
 """Called before a batch with its title and runs; returns what to notify of their progress."""
@@ -71,13 +70,12 @@ def _conduct(
     finished = batch("runs", plan.final_jobs(chosen))
     trials = [FinalRun(case, hyper, seed) for case, hyper in chosen.items() for seed in plan.seeds]
     runs = {trial: finished[name_of("run", *trial)] for trial in trials}
-    _write_grid(folder / "grid.csv", found)
-    return write_report(plan, found.grids, chosen, runs, folder, out, command, chances)
+    write_tried(folder / GRID, found)
+    return write_report(plan, chosen, runs, folder, out, command, chances)
 
 
 def write_report(
     plan: Plan,
-    grids: Grids,
     chosen: dict[Case, Hyper],
     runs: Runs,
     folder: Path,
@@ -104,7 +102,7 @@ def write_report(
     )
     lines = named_lines(_by_line(runs))
     write_page(lines, folder / REPORT, f"{plan.title} ({plan.experiment.figure}), {plan.scale} scale", command)
-    text = verdict.write(plan, grids, chosen, measured, found, command, chances)
+    text = verdict.write(plan, read_tried(folder / GRID), chosen, measured, found, command, chances)
     write_atomically(folder / "verdict.md", text.encode())
     return Report(folder, text)
 
@@ -135,16 +133,3 @@ def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:
     """Return the results of a figure at a scale, if it was run."""
     path = out / figure / scale / "summary.csv"
     return results.read_measures(path) if path.is_file() else None
-
-
-def _write_grid(path: Path, found: Search) -> None:
-    rows: list[dict[str, Any]] = []
-    for case, own in found.found.items():
-        tried = [(standing, finer) for finer, part in enumerate((own.tried, own.finer)) for standing in part]
-        tried.sort(key=lambda each: tuple(value or 0 for value in reversed(each[0].point.values())))
-        for standing, finer in tried:
-            place = {"panel": case.panel, "line": case.line, **standing.point, "finer": finer}
-            for seed, run in standing.runs.items():
-                accuracy, loss = ends(run, LAST)
-                rows.append(place | {"seed": seed, "accuracy": accuracy, "loss": loss})
-    write_csv(path, rows, digits=results.DIGITS)

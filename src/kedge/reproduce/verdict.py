@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from kedge.reproduce.claims import Difference, JudgedClaim
-from kedge.reproduce.plan import PROTOCOLS, Case, Grids, Hyper, Plan
+from kedge.reproduce.plan import PROTOCOLS, Case, Hyper, Plan
 from kedge.reproduce.results import Chances, Measure
 from kedge.reproduce.search import beyond
+from kedge.reproduce.tried import Tried, elsewhere
 from kedge.runs.directory import environment
 
 NUMBERS = """\
@@ -33,7 +34,7 @@ BEYOND_WORDS = {"reproduced": "holds", "not reproduced": "does not hold"}
 
 def write(
     plan: Plan,
-    grids: Grids,
+    tried: Tried,
     chosen: dict[Case, Hyper],
     measured: list[Measure],
     findings: Iterable[JudgedClaim],
@@ -49,7 +50,7 @@ def write(
         f"{experiment.figure[0].upper()}{experiment.figure[1:]}.{shows}",
         f"- Command: `{command}`\n- Versions: {_versions()}\n"
         f"- Scale: {plan.scale}. Reduced: {plan.size.reduced}.\n{'' if plan.own else unstated}"
-        f"- Search: {budget(plan, grids)}, on {tuning.seeds} seed{'s' * (tuning.seeds > 1)} of their own, "
+        f"- Search: {budget(plan, tried)}, on {tuning.seeds} seed{'s' * (tuning.seeds > 1)} of their own, "
         f"in {tuning.rounds:.0%} of the rounds; the best by held-out {experiment.tuned.judge}.\n"
         "- `configs/` has the configuration of every line at its first seed; `kedge run FILE --seed N` repeats a run, "
         "on the same kind of processor to the bit: `summary.csv` has a hash of every final model.",
@@ -66,7 +67,8 @@ def write(
             rows = [row for row in measured if (row.panel, row.protocol) == (panel, protocol)]
             if rows:
                 target = f"Target: {100 * rows[0].target:.1f} %."
-                parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), target, *_edges(grids, chosen, rows)]
+                parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), target]
+                parts += _choices(plan, tried, chosen, panel) if protocol == "tuned" else []
     parts += [f"{NUMBERS} A diverged run counts as {_guessing(chances)}.", "![equal budgets](budgets.png)"]
     if plan.scale == "smoke":
         parts.append("**This is the smoke scale: it shows that everything runs, and is evidence of nothing.**")
@@ -84,10 +86,10 @@ def _guessing(chances: Chances) -> str:
     return ", ".join(said if several else said[:1])
 
 
-def budget(plan: Plan, grids: Grids) -> str:
+def budget(plan: Plan, tried: Tried) -> str:
     """Say how many points the lines tried."""
-    tried = sorted({len(grid) for grid in grids.values()})
-    several = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else f"{tried[0]}"
+    counts = sorted({len(points) for points in tried.values()})
+    several = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     return f"{several} points per line, a budget of {plan.size.tuning.budget} plus growth past an edge"
 
 
@@ -139,15 +141,30 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _edges(grids: Grids, chosen: dict[Case, Hyper], rows: list[Measure]) -> list[str]:
-    """Say which lines still chose an end of the grid, beyond which something better may lie."""
-    found = []
-    for case, hyper in chosen.items():
-        if case.protocol == "tuned" and case == rows[0].case._replace(line=case.line) and case in grids:
-            for point in beyond(hyper, grids[case]):
-                ends = [name for name in Hyper._fields if getattr(point, name) != getattr(hyper, name)]
-                found += [f"{case.line} ({name} {getattr(hyper, name):g})" for name in ends]
-    return [f"At an end of the grid, so there may be something better beyond it: {', '.join(found)}."] if found else []
+def _choices(plan: Plan, tried: Tried, chosen: dict[Case, Hyper], panel: str) -> list[str]:
+    """Say which lines still chose an end of the grid, and which choices one tuning seed turns."""
+    own = {case: hyper for case, hyper in chosen.items() if case[:2] == (panel, "tuned") and case in tried}
+    edges = [
+        f"{case.line} ({_apart(point, hyper, shown=hyper)})"
+        for case, hyper in own.items()
+        for point in beyond(hyper, list(tried[case]))
+    ]
+    turned = [
+        f"{case.line} ({_apart(point, hyper, shown=point)} without seed {seed})"
+        for case, hyper in own.items()
+        for seed, point in elsewhere(tried[case], hyper, plan.experiment.tuned.judge).items()
+    ]
+    said = [
+        ("At an end of the grid, so there may be something better beyond it", edges),
+        ("One tuning seed decides, and without it another point, more than 10 % away, would have been chosen", turned),
+    ]
+    return [f"{text}: {', '.join(lines)}." for text, lines in said if lines]
+
+
+def _apart(one: Hyper, other: Hyper, *, shown: Hyper) -> str:
+    """Name what two points differ in, with the values of the one that is shown."""
+    names = [name for name in Hyper._fields if getattr(one, name) != getattr(other, name)]
+    return ", ".join(f"{name} {getattr(shown, name):g}" for name in names)
 
 
 def _finding(finding: JudgedClaim, said: Callable[[str], str]) -> str:

@@ -88,6 +88,12 @@ def ends(run: StoredRun, share: float = 0.0) -> tuple[float, float]:
     return accuracy, loss
 
 
+def merit(metric: str, accuracy: float, loss: float) -> tuple[float, float]:
+    """Return what ranks a point, larger if it is better: the metric, then the other one."""
+    accuracy = round(accuracy, DIGITS)
+    return (accuracy, -loss) if metric == "test_accuracy" else (-loss, accuracy)
+
+
 def ranked(standings: Iterable[Standing], metric: str, share: float = 0.0) -> list[Standing]:
     """Return the best first: among those that played the most rounds, the best mean of the metric over the seeds.
 
@@ -97,8 +103,7 @@ def ranked(standings: Iterable[Standing], metric: str, share: float = 0.0) -> li
     def score(standing: Standing) -> tuple[bool, int, float, float]:
         found = [ends(run, share) for run in standing.runs.values()] or [(0.0, math.inf)]
         accuracy, loss = (statistics.fmean(each[place] for each in found) for place in (0, 1))
-        accuracy = round(accuracy, DIGITS)
-        first, second = (accuracy, -loss) if metric == "test_accuracy" else (-loss, accuracy)
+        first, second = merit(metric, accuracy, loss)
         sound = standing.mean(metric) is not None
         if metric not in ("test_accuracy", "test_loss") and sound:
             value = statistics.fmean(end(run.rows, metric, share) for run in standing.runs.values())
