@@ -81,8 +81,7 @@ def judged(experiment: Experiment, results: Path) -> list[tuple[str, JudgedClaim
     for scale in scales:
         measured = measures_of(results, experiment.name, scale) or []
         look = partial(measures_of, results, scale=scale)
-        untestable = experiment.scales[scale].untestable
-        columns.append([(scale, each) for each in findings(experiment, measured, look, untestable)])
+        columns.append([(scale, each) for each in findings(experiment, scale, measured, look)])
     return [next((each for each in row if each[1].differences), row[-1]) for row in zip(*columns, strict=True)]
 
 

@@ -38,9 +38,7 @@ def rewritten(folder: Path) -> str:
     assert made is not None
     assert measured is not None
     chosen = {row.case: Hyper(row.eta, row.beta, row.step) for row in measured}
-    found = findings(
-        plan.experiment, measured, lambda name: measures_of(results, name, plan.scale), plan.size.untestable
-    )
+    found = findings(plan.experiment, plan.scale, measured, lambda name: measures_of(results, name, plan.scale))
     labels = DATASETS[plan.experiment.base["data"]["dataset"]].classes
     assert labels is not None
     chances = dict.fromkeys(plan.experiment.panels_at(plan.scale), 1 / labels)

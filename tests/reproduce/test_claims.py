@@ -26,12 +26,18 @@ def nothing(figure):
     return None
 
 
-def judged(claims, own, look=nothing, untestable="", panels=("P",), **more):
-    experiment = load("mlp-full").model_copy(
-        update={"claims": claims, "panels": {panel: {} for panel in panels}, "judged": ["tuned"], **more}
-    )
+def judged(claims, own, look=nothing, untestable="", searched=None, panels=("P",), **more):
+    experiment = load("mlp-full")
+    size = experiment.scales["laptop"]
+    tuning = size.tuning.model_copy(update={"panel": searched})
+    scales = {"laptop": size.model_copy(update={"untestable": untestable, "tuning": tuning})}
+    experiment = experiment.model_copy(
+        update={
+            "claims": claims, "panels": {panel: {} for panel in panels}, "judged": ["tuned"], "scales": scales, **more,
+        }
+    )  # fmt: skip
     assert isinstance(experiment, Experiment)
-    return findings(experiment, own, look, untestable)
+    return findings(experiment, "laptop", own, look)
 
 
 def verdicts(own, *pairs, **more):
@@ -142,6 +148,25 @@ def test_every_panel_has_a_verdict_also_where_it_was_not_run_or_cannot_be_tested
     found = judged([claim], BETTER + WORSE, panels=("P", "Q"), untestable="too short")
     assert {each.verdict for each in found} == {"not testable at this scale"}
     assert [each.verdict for each in judged([claim], [], panels=("P", "Q"))] == ["not run", "not run"]
+
+
+def test_lines_that_took_the_points_of_another_panel_leave_a_claim_open():
+    claim = Claim(text="", pairs=[("a", "b")])
+    own = BETTER + WORSE + [replace(row, panel="Q") for row in BETTER + WORSE]
+    searched, taken = judged([claim], own, panels=("P", "Q"), searched="P")
+    assert (searched.verdict, searched.remark) == ("reproduced", "it was not checked at other points of the grid")
+    assert (taken.verdict, taken.remark) == ("open", 'its lines took the points of "P"')
+    assert taken.differences[0].word == "as claimed"
+
+
+def test_a_conclusion_that_was_not_checked_says_so():
+    claim = Claim(text="", pairs=[("a", "b")])
+    checked = [replace(row, protocol=how) for row in BETTER + WORSE for how in ("tuned", "second", "finer")]
+    assert [each.remark for each in judged([claim], checked)] == [""]
+    assert [each.remark for each in judged([claim], BETTER + WORSE)] == [
+        "it was not checked at other points of the grid"
+    ]
+    assert [each.remark for each in judged([claim], BETTER + BETTER)] == [""]  # nothing was concluded
 
 
 def test_a_lower_loss_and_fewer_rounds_are_better():

@@ -149,9 +149,7 @@ def test_the_best_point_lies_inside_its_grid_or_the_verdict_says_that_it_does_no
 def test_the_verdict_says_what_the_numbers_say(folder, plan, measured):
     text = (folder / "verdict.md").read_text(encoding="utf-8")
     assert f"Reduced: {plan.size.reduced}." in text
-    found = findings(
-        plan.experiment, measured, lambda name: measures_of(RESULTS, name, plan.scale), plan.size.untestable
-    )
+    found = findings(plan.experiment, plan.scale, measured, lambda name: measures_of(RESULTS, name, plan.scale))
     for finding in found:
         assert finding.claim.text in text
         assert all(f"- {difference}" in text for difference in finding.differences)
@@ -167,6 +165,6 @@ def test_a_verdict_on_tuned_lines_was_checked_at_other_points_of_the_grid_or_say
     if not {"second", "finer"} <= set(plan.protocols):
         assert UNCHECKED in (folder / "verdict.md").read_text(encoding="utf-8")
         return
-    for finding in findings(plan.experiment, measured, lambda name: measures_of(RESULTS, name, plan.scale)):
+    for finding in findings(plan.experiment, plan.scale, measured, lambda name: measures_of(RESULTS, name, plan.scale)):
         tuned = [each for each in finding.differences if not each.name.endswith(")")]
         assert all(len(difference.checks) == 3 for difference in tuned)

@@ -145,7 +145,9 @@ class JudgedClaim:
     differences: list[Difference]  # those that count
     shown: list[Difference] = field(default_factory=list)  # the others: protocols that the paper did not use
     missing: str = ""  # why there are none
-    remark: str = ""  # what a reader of the verdict must know
+    plain: str = ""  # which lines chose beta = 1, so that what is ahead is not the momentum
+    borrowed: str = ""  # the panel whose points the lines took, if they did not search their own grids
+    unchecked: bool = False  # whether no other points of the grids were run
 
     @property
     def where(self) -> str:
@@ -153,11 +155,26 @@ class JudgedClaim:
         return self.claim.where.get(self.panel, "")
 
     @property
+    def remark(self) -> str:
+        """What a reader of the verdict must know."""
+        concludes = any(difference.word != "open" for difference in self.differences)
+        said = [
+            self.plain,
+            f'its lines took the points of "{self.borrowed}"' if self.borrowed else "",
+            "it was not checked at other points of the grid"
+            if self.unchecked and concludes and not self.borrowed
+            else "",
+        ]
+        return "; ".join(filter(None, said))
+
+    @property
     def verdict(self) -> str:
-        """The differences that count, summed up in a word."""
+        """The differences that count, summed up in a word; open where the lines did not search their own grids."""
         words = [difference.word for difference in self.differences]
         if self.missing or not words:
             return self.missing or NOT_RUN
+        if self.borrowed:
+            return "open"
         if set(words) == {"as claimed"}:
             return "reproduced"
         if "as claimed" in words:
@@ -166,10 +183,10 @@ class JudgedClaim:
         return "not reproduced" if "the opposite" in words else "open"
 
 
-def findings(experiment: Experiment, own: list[Measure], look: Look, untestable: str = "") -> list[JudgedClaim]:
-    """Judge every claim in every panel, including those that were not run."""
+def findings(experiment: Experiment, scale: str, own: list[Measure], look: Look) -> list[JudgedClaim]:
+    """Judge every claim in every panel, including those that were not run at the scale."""
     found = [
-        _finding(experiment, claim, panel, own, look, untestable)
+        _finding(experiment, scale, claim, panel, own, look)
         for claim in experiment.claims
         for panel in claim.panels or experiment.panels
     ]
@@ -194,9 +211,10 @@ def _corrected(found: list[JudgedClaim]) -> list[JudgedClaim]:
 
 
 def _finding(
-    experiment: Experiment, claim: Claim, panel: str, own: list[Measure], look: Look, untestable: str
+    experiment: Experiment, scale: str, claim: Claim, panel: str, own: list[Measure], look: Look
 ) -> JudgedClaim:
-    if untestable:
+    size = experiment.scales[scale]
+    if size.untestable:
         return JudgedClaim(claim, panel, [], missing=NOT_TESTABLE)
     panels = {row.panel for row in own}
     reference, place = _reference(claim, own, look)
@@ -237,11 +255,15 @@ def _finding(
                 }
                 difference = replace(difference, checks={name: each for name, each in tried.items() if each})
             counted.append(difference)
-    return JudgedClaim(claim, panel, counted, shown, remark=_remark(claim, panel, own))
+    searched = size.tuning.panel or panel
+    return JudgedClaim(
+        claim, panel, counted, shown, plain=_plain(claim, panel, own), borrowed="" if searched == panel else searched,
+        unchecked="tuned" in experiment.judged and not any(row.protocol in ("second", "finer") for row in own),
+    )  # fmt: skip
 
 
-def _remark(claim: Claim, panel: str, own: list[Measure]) -> str:
-    """Say which better lines chose beta = 1, so that what is ahead there is not the momentum."""
+def _plain(claim: Claim, panel: str, own: list[Measure]) -> str:
+    """Say which better lines chose beta = 1."""
     ahead = dict.fromkeys(better for better, _ in claim.pairs if better in PLAIN)
     chosen = {row.line: row.beta for row in own if (row.panel, row.protocol) == (panel, "tuned")}
     plain = [f"{line} is {PLAIN[line]}" for line in ahead if chosen.get(line) == 1]

@@ -97,9 +97,7 @@ def write_report(
     make_directory(folder / "configs")
     for name, text in configurations(plan, chosen).items():
         write_atomically(folder / "configs" / name, text.encode())
-    found = claims.findings(
-        plan.experiment, measured, lambda figure: measures_of(out, figure, plan.scale), plan.size.untestable
-    )
+    found = claims.findings(plan.experiment, plan.scale, measured, lambda name: measures_of(out, name, plan.scale))
     lines = named_lines(_by_line(runs))
     write_page(lines, folder / REPORT, f"{plan.title} ({plan.experiment.figure}), {plan.scale} scale", command)
     text = verdict.write(plan, read_tried(folder / GRID), chosen, measured, found, command, chances)
