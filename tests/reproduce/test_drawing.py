@@ -10,6 +10,8 @@ from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Case, Hyper, Plan
 from tests.reproduce.rows import ROW, curve, history
 
+PLAN = Plan(load("mlp-full"), "laptop")
+
 
 def test_a_sweep_keeps_the_seeds_that_did_not_diverge(tmp_path):
     plan = Plan(load("participation"), "laptop")
@@ -41,7 +43,7 @@ def test_a_ranking_has_the_best_on_top_and_a_dot_for_every_seed(tmp_path, monkey
 def test_where_accuracy_saturates_the_error_is_drawn_with_the_rates_in_the_legend():
     for end, y in ((0.95, "test error"), (0.8, "test accuracy")):
         curves = curve(Case("P", "tuned", "fedavg-m"), Hyper(0.5, 0.2), history(0.3, end))
-        view = _over(curves, "P", "tuned", "round", "test_accuracy")
+        view = _over(PLAN, curves, "P", "tuned", "round", "test_accuracy")
         assert (view.y, view.log_y, view.series[0].note) == (y, y == "test error", "η 0.5 β 0.2")
         assert view.series[0].runs[0][1][-1] == (1 - end if y == "test error" else end)
 
@@ -85,4 +87,4 @@ def test_variants_of_one_algorithm_have_no_algorithms_colour_and_a_log_axis_has_
     assert not colours & {look(name)["color"] for name in ("fedavg", "fedavg-m", "scaffold", "scaffold-m")}
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
     curves = curve(Case("P", "tuned", "beta = 0.2"), Hyper(0.5, 0.2), history(0.3))
-    assert _over(curves, "P", "tuned", "round", "test_accuracy").series[0].note == "η 0.5"
+    assert _over(PLAN, curves, "P", "tuned", "round", "test_accuracy").series[0].note == "η 0.5"

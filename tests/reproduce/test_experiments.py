@@ -192,3 +192,6 @@ def test_one_panel_may_be_searched_for_all():
     assert {case.panel for case in made.grids()} == {"all 10 clients"}
     assert {case.panel for case in made.cases()} == set(made.experiment.panels)
     assert all(made.searched(case) in made.grids() for case in made.cases())
+    assert made.how("all 10 clients", "tuned") == "each at its own best point"
+    assert made.how("2 of 10 clients", "tuned") == "each at its own best point with all 10 clients"
+    assert made.how("2 of 10 clients", "equal") == "one effective rate for all"

@@ -35,16 +35,16 @@ def _draw(plan: Plan, runs: Runs, measured: list[Measure], folder: Path) -> None
     if len(experiment.all_lines()) > len(COLOURS):
         note = textwrap.fill(f"Dots: seeds; strokes: their mean. {reduced}", 90)
         value = "test accuracy at the end"
-        draw_rankings(_rankings(measured, "accuracy"), folder / "figure", heading, note, value, formats)
+        draw_rankings(_rankings(plan, measured, "accuracy"), folder / "figure", heading, note, value, formats)
         equal = {f"{place}, equal {name}": ranking for name in ("gradients", "bytes")
-                 for place, ranking in _rankings(measured, f"at_{name}").items()}  # fmt: skip
+                 for place, ranking in _rankings(plan, measured, f"at_{name}").items()}  # fmt: skip
         draw_rankings(equal, folder / "budgets", heading, note, "test accuracy at equal budgets", formats)
         return
     seeds = f"mean over {count} seeds; bands: smallest to largest" if count > 1 else "one seed"
     note = f"Lines: {seeds}. {reduced}"
     rows = _rows(plan, runs, measured)
     draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
-    budgets = [[_over(runs, panel, "tuned", key, "test_accuracy") for panel in experiment.panels_at(plan.scale)]
+    budgets = [[_over(plan, runs, panel, "tuned", key, "test_accuracy") for panel in experiment.panels_at(plan.scale)]
                for key in ("gradients", "megabytes")]  # fmt: skip
     draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", textwrap.fill(note, 150), formats)
 
@@ -58,21 +58,23 @@ def _rows(plan: Plan, runs: Runs, measured: list[Measure]) -> list[list[View]]:
                 for protocol in protocols]  # fmt: skip
     metrics = ["test_accuracy", *(["test_loss"] if experiment.loss else [])]
     if len(panels) == 1:
-        return [[_over(runs, panels[0], protocol, "round", metric) for protocol in protocols] for metric in metrics]
-    return [[_over(runs, panel, protocol, "round", metric) for panel in panels]
+        return [
+            [_over(plan, runs, panels[0], protocol, "round", metric) for protocol in protocols] for metric in metrics
+        ]
+    return [[_over(plan, runs, panel, protocol, "round", metric) for panel in panels]
             for metric in metrics for protocol in protocols]  # fmt: skip
 
 
-def _rankings(measured: list[Measure], key: str) -> dict[str, dict[str, list[float]]]:
+def _rankings(plan: Plan, measured: list[Measure], key: str) -> dict[str, dict[str, list[float]]]:
     """Return a measure by panel and protocol, and by line."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in measured:
-        values = found.setdefault(f"{row.panel}: {PROTOCOLS[row.protocol]}", {}).setdefault(row.line, [])
+        values = found.setdefault(f"{row.panel}: {plan.how(row.panel, row.protocol)}", {}).setdefault(row.line, [])
         values.append(getattr(row, key))
     return found
 
 
-def _over(runs: Runs, panel: str, protocol: str, key: str, metric: str) -> View:
+def _over(plan: Plan, runs: Runs, panel: str, protocol: str, key: str, metric: str) -> View:
     """Draw a metric over rounds, gradients or megabytes."""
     series: dict[str, Series] = {}
     drawn = [run for run in runs.values() if run.diverged is None]
@@ -87,7 +89,7 @@ def _over(runs: Runs, panel: str, protocol: str, key: str, metric: str) -> View:
                 line.runs.append((x, [1 - row[metric] if error else row[metric] for row in run.rows]))
     names = {"round": "rounds", "gradients": "minibatch gradients, all clients", "megabytes": "MB down and up"}
     return View(
-        f"{panel}: {PROTOCOLS[protocol]}", names[key], "test error" if error else metric.replace("_", " "),
+        f"{panel}: {plan.how(panel, protocol)}", names[key], "test error" if error else metric.replace("_", " "),
         list(series.values()), log_y=error or metric == "test_loss",
     )  # fmt: skip
 

@@ -164,6 +164,12 @@ class Plan:
         """Return the case whose search a case relies on: the tuned one, of its own panel or of the one for all."""
         return case._replace(panel=self.size.tuning.panel or case.panel, protocol="tuned")
 
+    def how(self, panel: str, protocol: str) -> str:
+        """Say how the lines of a panel chose their points."""
+        searched = self.size.tuning.panel
+        elsewhere = protocol in SEARCHED and searched not in (None, panel)
+        return f"{PROTOCOLS[protocol]} with {searched}" if elsewhere else PROTOCOLS[protocol]
+
     def tuning_jobs(self, grids: Grids) -> dict[str, Config]:
         """Return the runs of grids by name."""
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.size.tuning.seeds)

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from kedge.reproduce.claims import Difference, JudgedClaim
-from kedge.reproduce.plan import PROTOCOLS, Case, Hyper, Plan
+from kedge.reproduce.plan import Case, Hyper, Plan
 from kedge.reproduce.results import Chances, Measure
 from kedge.reproduce.search import beyond
 from kedge.reproduce.tried import Tried, elsewhere
@@ -67,7 +67,7 @@ def write(
             rows = [row for row in measured if (row.panel, row.protocol) == (panel, protocol)]
             if rows:
                 target = f"Target: {100 * rows[0].target:.1f} %."
-                parts += [f"## {panel}, {PROTOCOLS[protocol]}", _table(rows), target]
+                parts += [f"## {panel}, {plan.how(panel, protocol)}", _table(rows), target]
                 parts += _choices(plan, tried, chosen, panel) if protocol == "tuned" else []
     parts += [f"{NUMBERS} A diverged run counts as {_guessing(chances)}.", "![equal budgets](budgets.png)"]
     if plan.scale == "smoke":
