@@ -96,8 +96,8 @@ RESULTS = ROOT / "experiments" / "results"
 PAIRS = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
 
 
-def table(figure, name):
-    with (RESULTS / figure / "laptop" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+def table(figure, name, scale="laptop"):
+    with (RESULTS / figure / scale / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -105,9 +105,9 @@ def flat(path):
     return " ".join(path.read_text(encoding="utf-8").split())
 
 
-def values(figure, line, key, protocol="tuned", panel=None):
+def values(figure, line, key, protocol="tuned", panel=None, scale="laptop"):
     """Return a column of a line, seed by seed."""
-    rows = [row for row in table(figure, "summary") if (row["line"], row["protocol"]) == (line, protocol)]
+    rows = [row for row in table(figure, "summary", scale) if (row["line"], row["protocol"]) == (line, protocol)]
     own = [row for row in rows if panel in (None, row["panel"])]
     return [float(row[key]) for row in sorted(own, key=lambda row: int(row["seed"]))]
 
@@ -116,10 +116,10 @@ def tuned(figure, line, key, protocol="tuned", panel=None):
     return statistics.fmean(values(figure, line, key, protocol, panel))
 
 
-def ahead(figure, ours, theirs, key, panel=None):
+def ahead(figure, ours, theirs, key, panel=None, scale="laptop"):
     """Return how much larger a column of one line is than that of another."""
-    pairs = zip(values(figure, ours, key, panel=panel), values(figure, theirs, key, panel=panel), strict=True)
-    return Difference("", "accuracy", [one - other for one, other in pairs])
+    columns = (values(figure, line, key, "tuned", panel, scale) for line in (ours, theirs))
+    return Difference("", "accuracy", [one - other for one, other in zip(*columns, strict=True)])
 
 
 def test_the_reservation_on_figure_1b_is_what_the_tables_say():
@@ -195,6 +195,20 @@ def test_the_reservation_on_the_sweeps_is_what_the_tables_say():
             assert low < 0 < high
             if figure == "local-steps":
                 assert max(zip(map(statistics.fmean, ways), panels, strict=True))[1] == "K = 4"
+
+
+def test_the_reservation_on_resnet_is_what_the_tables_say():
+    text = flat(PAGE)
+
+    def leads(panel, seeds):
+        found = (ahead("resnet-mild", *pair, "accuracy", panel, "overnight").values[:seeds] for pair in PAIRS)
+        return [f"{100 * statistics.fmean(values):.1f}" for values in found]
+
+    every = leads("all 10 clients", 4)
+    assert "With all clients FedAvg-M and SCAFFOLD-M end {} and {} points higher".format(*every) in text
+    assert "with the first three the leads are as large ({} and {} points)".format(*leads("all 10 clients", 3)) in text
+    (five, less), (two, least) = (leads(f"{count} of 10 clients", 4) for count in (5, 2))
+    assert f"FedAvg-M ends {five} and {two} points above FedAvg, and SCAFFOLD-M {less} and {least} above" in text
 
 
 def test_the_reservation_on_fewer_clients_is_what_the_curves_say():
