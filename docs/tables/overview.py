@@ -30,7 +30,7 @@ def main() -> None:
                 each.name.partition(" over ")[0]: tuple(map(math.exp, (each.interval[0], each.mean, each.interval[1])))
                 for each in finding.differences
             }
-            if row:
+            if row and not finding.borrowed:  # its lines were not tuned there
                 intervals[f"{experiment.name}: {finding.panel}"] = row
                 papers += not experiment.beyond
     draw_intervals(
