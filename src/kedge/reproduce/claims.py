@@ -157,14 +157,11 @@ class JudgedClaim:
     @property
     def remark(self) -> str:
         """What a reader of the verdict must know."""
-        concludes = any(difference.word != "open" for difference in self.differences)
-        said = [
-            self.plain,
-            f'its lines took the points of "{self.borrowed}"' if self.borrowed else "",
-            "it was not checked at other points of the grid"
-            if self.unchecked and concludes and not self.borrowed
-            else "",
-        ]
+        said = [self.plain]
+        if self.borrowed:
+            said.append(f'its lines took the points of "{self.borrowed}"')
+        elif self.unchecked and any(difference.word != "open" for difference in self.differences):
+            said.append("it was not checked at other points of the grid")
         return "; ".join(filter(None, said))
 
     @property
@@ -255,9 +252,8 @@ def _finding(
                 }
                 difference = replace(difference, checks={name: each for name, each in tried.items() if each})
             counted.append(difference)
-    searched = size.tuning.panel or panel
     return JudgedClaim(
-        claim, panel, counted, shown, plain=_plain(claim, panel, own), borrowed="" if searched == panel else searched,
+        claim, panel, counted, shown, plain=_plain(claim, panel, own), borrowed=size.tuning.lender(panel),
         unchecked="tuned" in experiment.judged and not any(row.protocol in ("second", "finer") for row in own),
     )  # fmt: skip
 

@@ -102,6 +102,11 @@ class Tuning(_Part):
     """Points that a line tries by refining around the best; growing past an edge may add a few."""
     extend: Annotated[int, Field(ge=0, le=10)] = 3  # how often the grid may grow past an edge
     panel: str | None = None  # the one panel that is searched, for all of them; None: each searches its own
+
+    def lender(self, panel: str) -> str:
+        """Return the other panel whose points a panel takes, if it does."""
+        return "" if self.panel in (None, panel) else str(self.panel)
+
     points: Points = 15  # evaluations of a run
 
 

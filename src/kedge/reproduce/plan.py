@@ -166,9 +166,8 @@ class Plan:
 
     def how(self, panel: str, protocol: str) -> str:
         """Say how the lines of a panel chose their points."""
-        searched = self.size.tuning.panel
-        elsewhere = protocol in SEARCHED and searched not in (None, panel)
-        return f"{PROTOCOLS[protocol]} with {searched}" if elsewhere else PROTOCOLS[protocol]
+        lender = self.size.tuning.lender(panel) if protocol in SEARCHED else ""
+        return f"{PROTOCOLS[protocol]} with {lender}" if lender else PROTOCOLS[protocol]
 
     def tuning_jobs(self, grids: Grids) -> dict[str, Config]:
         """Return the runs of grids by name."""
