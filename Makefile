@@ -41,7 +41,7 @@ coverage: $(TOOLS)  ## the tests, with branch coverage: twice as long
 docs: $(TOOLS)  ## rewrite the generated parts of the documents
 	$(BIN)/python -m docs.tables.algorithms docs/algorithms.md
 	$(BIN)/python -m docs.tables.settings docs/settings.md
-	$(BIN)/python -m docs.tables.verdicts
+	$(BIN)/python -m docs.tables.committed
 	$(BIN)/python -m docs.tables.reproduction README.md docs/reproduce.md
 	$(BIN)/python -m docs.tables.overview
 	$(BIN)/python -m docs.tables.step_or_momentum

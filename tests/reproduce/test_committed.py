@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from docs.tables.verdicts import rewritten
+from docs.tables.committed import rewritten
 from kedge.reproduce.claims import findings
 from kedge.reproduce.conduct import configurations, measures_of
 from kedge.reproduce.experiment import load
-from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, FinalRun, Hyper, Plan
-from kedge.reproduce.results import measures
+from kedge.reproduce.plan import FIRST_TUNING_SEED, SEARCHED, Hyper, Plan
+from kedge.reproduce.results import measures, read_curves
 from kedge.reproduce.search import between, beyond
 from kedge.reproduce.verdict import UNCHECKED
 from kedge.runs.config import check
-from kedge.runs.reader import StoredRun
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/*/summary.csv"))
@@ -77,18 +76,7 @@ def test_the_configurations_are_those_of_the_experiment(folder, plan, measured):
 
 
 def test_the_measures_are_those_of_the_curves(folder, plan, measured):
-    curves = defaultdict(list)
-    with (folder / "curves.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            numbers = {key: float(row[key]) for key in ("test_accuracy", "test_loss", "gradients", "step_norm")}
-            curves[row["panel"], row["protocol"], row["line"], int(row["seed"])].append(
-                numbers | {"round": int(row["round"]), "bytes_down": 1e6 * float(row["megabytes"]), "bytes_up": 0.0}
-            )
-    runs = {}
-    for row in measured:
-        ended = {} if row.diverged is None else {"diverged_in_round": row.diverged}
-        final = FinalRun(row.case, Hyper(row.eta, row.beta, row.step), row.seed)
-        runs[final] = StoredRun(folder, rows=curves[*row.case, row.seed], summary=ended)
+    runs = read_curves(folder / "curves.csv", measured)
     chances = dict.fromkeys(plan.experiment.panels, 0.1)
     for row, again in zip(measured, measures(runs, chances), strict=True):
         assert (again.case, again.seed) == (row.case, row.seed)

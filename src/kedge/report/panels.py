@@ -169,7 +169,7 @@ def _draw(axes: Axes, view: View, labels: list[str], limits: tuple[float, float]
         axes.plot(x, y.mean(0), label=label, linewidth=1.6, markersize=4, markevery=every, **own)
         if len(labels) <= len(COLOURS):  # more bands than that hide each other
             axes.fill_between(x, y.min(0), y.max(0), color=own["color"], alpha=0.12, linewidth=0)
-    axes.set_title(view.title, fontsize=10)
+    axes.set_title(textwrap.fill(view.title, 50), fontsize=10)
     axes.set_xlabel(view.x, fontsize=9)
     axes.set_ylabel(view.y, fontsize=9)
     if view.log_x:

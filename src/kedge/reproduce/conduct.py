@@ -93,7 +93,7 @@ def write_report(
     results.write_measures(summary, results.measures(runs, chances))
     measured = results.read_measures(summary)  # rounded as in the file, so that later readers find the same
     results.write_curves(folder / "curves.csv", runs)
-    draw(plan, runs, measured, folder)
+    draw(plan, results.read_curves(folder / "curves.csv", measured), measured, folder)
     make_directory(folder / "configs")
     for name, text in configurations(plan, chosen).items():
         write_atomically(folder / "configs" / name, text.encode())

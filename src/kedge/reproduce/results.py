@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kedge.files import write_csv
-from kedge.reproduce.plan import Case, FinalRun
+from kedge.reproduce.plan import Case, FinalRun, Hyper
 from kedge.runs.reader import MODEL_HASH, Row, StoredRun
 from kedge.runs.search import end
 
@@ -212,3 +212,20 @@ def write_curves(path: Path, runs: Runs) -> None:
         for row in run.rows
     ]  # fmt: skip
     write_csv(path, rows, digits=DIGITS)
+
+
+def read_curves(path: Path, measured: Iterable[Measure]) -> Runs:
+    """Read the runs that `write_curves` has written, each with as much as measures and figures need."""
+    rows: dict[tuple[Case, int], list[Row]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for values in csv.DictReader(file):
+            case = Case(values.pop("panel"), values.pop("protocol"), values.pop("line"))
+            own = rows.setdefault((case, int(values.pop("seed"))), [])
+            numbers = {key: float(value) for key, value in values.items() if value}
+            own.append(numbers | {"bytes_down": 1e6 * numbers.pop("megabytes"), "bytes_up": 0.0})
+    runs: dict[FinalRun, StoredRun] = {}
+    for row in measured:
+        summary = {} if row.diverged is None else {"diverged_in_round": row.diverged}
+        trial = FinalRun(row.case, Hyper(row.eta, row.beta, row.step), row.seed)
+        runs[trial] = StoredRun(path.parent, rows=rows.get((row.case, row.seed), []), summary=summary)
+    return runs

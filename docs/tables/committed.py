@@ -1,9 +1,9 @@
-"""The verdicts of committed results, written again from their tables.
+"""The verdicts and figures of committed results, made again from their tables.
 
-    python -m docs.tables.verdicts
+    python -m docs.tables.committed
 
-rewrites verdict.md beside every summary.csv in experiments/results of the current directory: no run is needed when only
-the wording has changed.
+rewrites verdict.md and the figures beside every summary.csv in experiments/results of the current directory: no run is
+needed when only the wording or the drawing has changed.
 """
 
 import re
@@ -13,8 +13,10 @@ from kedge.problem import DATASETS
 from kedge.reproduce import verdict
 from kedge.reproduce.claims import findings
 from kedge.reproduce.conduct import measures_of
+from kedge.reproduce.drawing import draw
 from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Hyper, Plan
+from kedge.reproduce.results import read_curves, read_measures
 from kedge.reproduce.tried import GRID, read_tried
 
 RESULTS = Path("experiments/results")
@@ -28,6 +30,14 @@ def main() -> None:
     for summary in sorted(RESULTS.glob("*/*/summary.csv")):
         text = rewritten(summary.parent)
         summary.with_name("verdict.md").write_text(text, encoding="utf-8")
+        redraw(summary.parent)
+
+
+def redraw(folder: Path) -> None:
+    """Draw the figures of a folder from its tables."""
+    measured = read_measures(folder / "summary.csv")
+    plan = Plan(load(folder.parent.name), folder.name)
+    draw(plan, read_curves(folder / "curves.csv", measured), measured, folder)
 
 
 def rewritten(folder: Path) -> str:
