@@ -12,7 +12,7 @@ from pathlib import Path
 from kedge.problem import DATASETS
 from kedge.reproduce import verdict
 from kedge.reproduce.claims import findings
-from kedge.reproduce.conduct import measures_of
+from kedge.reproduce.conduct import measures_of, others_at
 from kedge.reproduce.drawing import draw
 from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Hyper, Plan
@@ -48,7 +48,7 @@ def rewritten(folder: Path) -> str:
     assert made is not None
     assert measured is not None
     chosen = {row.case: Hyper(row.eta, row.beta, row.step) for row in measured}
-    found = findings(plan.experiment, plan.scale, measured, lambda name: measures_of(results, name, plan.scale))
+    found = findings(plan.experiment, plan.scale, measured, others_at(results, plan.scale))
     labels = DATASETS[plan.experiment.base["data"]["dataset"]].classes
     assert labels is not None
     chances = dict.fromkeys(plan.experiment.panels_at(plan.scale), 1 / labels)

@@ -19,27 +19,34 @@ PAIRS = [("fedavg-m", "fedavg"), ("scaffold-m", "scaffold")]
 
 def main() -> None:
     """Draw it."""
-    intervals, papers = {}, 0
+    intervals, unchecked, papers = {}, set(), 0
     for experiment in sorted(map(load, names()), key=lambda experiment: experiment.beyond):
         pairs = [pair for pair in PAIRS if set(pair) <= set(experiment.all_lines())]
         if not pairs:
             continue
         claim = Claim(text="", pairs=pairs, metric="rounds")
+        places = {panel: place for own in reversed(experiment.claims) for panel, place in own.where.items()}
         for _, finding in judged(experiment.model_copy(update={"claims": [claim], "judged": ["tuned"]}), RESULTS):
             row = {
                 each.name.partition(" over ")[0]: tuple(map(math.exp, (each.interval[0], each.mean, each.interval[1])))
                 for each in finding.differences
             }
             if row and not finding.borrowed:  # its lines were not tuned there
-                intervals[f"{experiment.name}: {finding.panel}"] = row
+                data = experiment.title.partition(",")[0]
+                heading = f"{places.get(finding.panel, experiment.name)}, {data}: {finding.panel}"
+                intervals[heading] = row
                 papers += not experiment.beyond
+                unchecked |= {heading} if finding.unchecked else set()
     draw_intervals(
         intervals,
         IMAGES / "reproduction",
         "What momentum saves, each line tuned alike",
-        f"The first {papers} panels are the paper's. FedAvg-M against FedAvg, SCAFFOLD-M against SCAFFOLD;\n"
-        "bars: 95 % intervals of the mean over the seeds. A run short of the target counts as all its rounds.",
+        "FedAvg-M against FedAvg, SCAFFOLD-M against SCAFFOLD; bars: 95 % intervals of the mean over the seeds. Above "
+        "the line: panels of the paper. Open markers: not checked at other points of the grid. A run short of the "
+        "target counts as all its rounds.",
         "times fewer rounds to the target (right of 1: momentum is faster)",
+        hollow=unchecked,
+        first=papers,
     )
 
 

@@ -9,11 +9,10 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from kedge.reproduce.claims import Difference, JudgedClaim, findings
-from kedge.reproduce.conduct import measures_of
+from kedge.reproduce.claims import NOT_TESTABLE, Difference, JudgedClaim, findings
+from kedge.reproduce.conduct import measures_of, others_at
 from kedge.reproduce.estimate import cost_table
 from kedge.reproduce.experiment import SCALES, Experiment, load, names
 from kedge.reproduce.verdict import said_of
@@ -62,7 +61,9 @@ def summary(results: Path) -> str:
                 for _, finding in found:
                     if finding.claim is claim:
                         remark = f" (but {finding.remark})" if finding.remark else ""
-                        told.setdefault(finding.verdict, []).append((finding.where or experiment.figure) + remark)
+                        told.setdefault(verdict_of(experiment, finding), []).append(
+                            (finding.where or experiment.figure) + remark
+                        )
                 said = "; ".join(f"**{word}** in {', '.join(places)}" for word, places in told.items())
                 rows.append([claim.text, said])
     return _table(rows)
@@ -80,9 +81,15 @@ def judged(experiment: Experiment, results: Path) -> list[tuple[str, JudgedClaim
     columns = []
     for scale in scales:
         measured = measures_of(results, experiment.name, scale) or []
-        look = partial(measures_of, results, scale=scale)
-        columns.append([(scale, each) for each in findings(experiment, scale, measured, look)])
+        found = findings(experiment, scale, measured, others_at(results, scale))
+        columns.append([(scale, each) for each in found])
     return [next((each for each in row if each[1].differences), row[-1]) for row in zip(*columns, strict=True)]
+
+
+def verdict_of(experiment: Experiment, finding: JudgedClaim) -> str:
+    """Return the verdict on a claim; where only a larger scale can test it, with the state of that."""
+    word = said_of(experiment.beyond)(finding.verdict)
+    return f"{word}, not run yet at `overnight`" if word == NOT_TESTABLE and "overnight" in experiment.scales else word
 
 
 def _row(experiment: Experiment, scale: str, finding: JudgedClaim) -> list[str]:
@@ -97,7 +104,7 @@ def _row(experiment: Experiment, scale: str, finding: JudgedClaim) -> list[str]:
         finding.claim.text,
         finding.panel,
         "<br>".join(said) if ran else (why or "-"),
-        f"**{said_of(experiment.beyond)(finding.verdict)}**" + (f", but {finding.remark}" if finding.remark else ""),
+        f"**{verdict_of(experiment, finding)}**" + (f", but {finding.remark}" if finding.remark else ""),
         f"[{scale}]({folder}/verdict.md)" if ran else scale,
     ]
 

@@ -104,7 +104,9 @@ def test_a_claim_is_judged_seed_by_seed():
     assert found.differences[0].values == pytest.approx([0.10, 0.10, 0.11, 0.11])
     assert found.verdict == "reproduced"
     assert verdicts(BETTER + WORSE, ("b", "a")) == ["not reproduced"]
-    assert verdicts(BETTER + WORSE, ("a", "b"), ("b", "a")) == ["partly: a over b"]
+    assert verdicts(BETTER + WORSE, ("a", "b"), ("b", "a")) == ["partly: a over b; the opposite: b over a"]
+    level = rows("c", [0.5, 0.4, 0.6, 0.41])
+    assert verdicts(BETTER + WORSE + level, ("a", "b"), ("c", "b")) == ["partly: a over b"]
     assert verdicts(rows("a", [0.1, 0.6, 0.9, 0.4]) + WORSE, ("a", "b")) == ["open"]
 
 
@@ -138,7 +140,7 @@ def test_protocols_that_the_paper_did_not_use_are_shown_and_do_not_count():
     [found] = judged([Claim(text="", pairs=[("a", "b")])], own)
     assert (found.verdict, [each.name for each in found.shown]) == ("reproduced", ["a over b (equal)"])
     [both] = judged([Claim(text="", pairs=[("a", "b")])], own, judged=["tuned", "equal"])
-    assert both.verdict == "partly: a over b"
+    assert both.verdict == "partly: a over b; the opposite: a over b (equal)"
 
 
 def test_every_panel_has_a_verdict_also_where_it_was_not_run_or_cannot_be_tested():
@@ -181,7 +183,44 @@ def test_a_target_that_is_not_reached_takes_at_least_all_rounds():
     own = [replace(ROW, rounds_to=5.0, rounds=20), replace(ROW, line="b", rounds_to=math.inf, rounds=20)]
     [found] = judged([Claim(text="", pairs=[("a", "b")], metric="rounds")], own)
     assert math.exp(found.differences[0].values[0]) == pytest.approx(4)
-    assert "4.00 times fewer rounds to the target (1 run did not reach it)" in str(found.differences[0])
+    assert "4.00 times fewer rounds to the target (1 of 2 runs did not reach it)" in str(found.differences[0])
+
+
+def speeds(line, rounds, panel="P"):
+    return [replace(ROW, panel=panel, line=line, seed=seed, rounds=20, rounds_to=r) for seed, r in enumerate(rounds)]
+
+
+def test_runs_short_of_the_target_conclude_nothing_if_they_flatter_the_line_that_is_ahead():
+    fast, slow, never = (5.0, 6.0, 5.0, 6.0), (18.0, 19.0, 19.0, 18.0), (math.inf,) * 4
+    claim = Claim(text="", pairs=[("a", "b")], metric="rounds")
+
+    def told(a, b):
+        [found] = judged([claim], speeds("a", a) + speeds("b", b))
+        return found.verdict, "not measurable" in str(found.differences[0])
+
+    assert told(fast, slow) == told(fast, never) == ("reproduced", False)  # never is slower than it counts
+    assert told(never, fast) == ("not reproduced", False)
+    assert told((5.0, 6.0, 5.0, math.inf), never)[1] is False
+    assert told((5.0, 6.0, math.inf, math.inf), never) == ("open", True)
+    assert told(never, never)[0] == "open"
+    more = claim.model_copy(update={"more_than_in": "Q", "panels": ["P"]})
+    own = speeds("a", fast) + speeds("b", slow) + speeds("a", slow, "Q") + speeds("b", (18.0, 18.0, 19.0, 19.0), "Q")
+    [found] = judged([more], own, panels=("P", "Q"))
+    assert found.verdict == "reproduced"
+    own = speeds("a", fast) + speeds("b", slow) + speeds("a", slow, "Q") + speeds("b", never, "Q")
+    [found] = judged([more], own, panels=("P", "Q"))  # it may be much faster there as well
+    assert found.verdict == "open"
+    assert "not measurable" in str(found.differences[0])
+
+
+def test_a_diverged_run_counts_as_all_the_rounds_that_it_was_to_play():
+    cases = {line: Case("P", "tuned", line) for line in "ab"}
+    steady = history(*[0.3 + 0.02 * r for r in range(20)])
+    runs = curve(cases["a"], Hyper(0.1, None), history(0.1), diverged=3) | curve(cases["b"], Hyper(0.1, None), steady)
+    lost, kept = measures(runs, CHANCES)
+    assert (lost.rounds, lost.rounds_to, kept.rounds) == (20, math.inf, 20)
+    [found] = judged([Claim(text="", pairs=[("a", "b")], metric="rounds")], [lost, kept])
+    assert found.differences[0].values[0] < 0
 
 
 def test_a_better_line_without_momentum_is_told():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Case, Hyper, Plan
-from kedge.reproduce.search import between, beyond, search
+from kedge.reproduce.search import between, beyond, search, second
 from kedge.runs.reader import StoredRun
 from kedge.runs.search import Rule
 
@@ -89,10 +89,18 @@ def test_the_second_best_point_and_the_finer_grid_are_choices_of_their_own():
     found = search(plan, smooth(Hyper(0.07, 0.25)))
     chosen = found.chosen()
     case = Case("all 10 clients", "tuned", "fedavg-m")
-    best, second, finer = (chosen[case._replace(protocol=name)] for name in ("tuned", "second", "finer"))
-    assert second != best
-    assert second in found.grids[case]
+    best, other, finer = (chosen[case._replace(protocol=name)] for name in ("tuned", "second", "finer"))
+    assert not other.near(best)
+    assert other in found.grids[case]
     assert finer._asdict() in [*found.found[case].grid, *(each.point for each in found.found[case].finer)]
+
+
+def test_the_second_best_point_is_no_neighbour_of_the_best_unless_all_are():
+    best, close, far = Hyper(0.1, 0.5), Hyper(0.11, 0.5), Hyper(0.1, 0.42)
+    assert (best.near(close), best.near(Hyper(0.12, 0.5)), best.near(Hyper(0.11, 0.4))) == (True, False, False)
+    assert second(best, [close, Hyper(0.1, 0.4), far]) == Hyper(0.1, 0.4)
+    assert second(best, [close, far]) == close
+    assert second(best, []) == best
 
 
 def test_a_diverged_point_is_the_worst_whichever_is_judged():

@@ -36,7 +36,7 @@ def test_a_choice_that_one_seed_decides_is_found(judge, wanted):
 
 def test_neighbours_and_a_single_seed_decide_nothing():
     ends = {100: End(0.6, 1.0), 101: End(0.1, 1.0)}, {100: End(0.1, 1.0), 101: End(0.5, 1.0)}
-    near, far = ({Hyper(0.1, None): ends[0], Hyper(eta, None): ends[1]} for eta in (0.108, 0.12))
+    near, far = ({Hyper(0.1, None): ends[0], Hyper(eta, None): ends[1]} for eta in (0.118, 0.12))
     assert elsewhere(near, Hyper(0.1, None), "accuracy") == {}
     assert elsewhere(far, Hyper(0.1, None), "accuracy") == {100: Hyper(0.12, None)}
     alone = {point: {100: runs[100]} for point, runs in far.items()}

@@ -7,6 +7,9 @@ from kedge.algorithms import ALGORITHMS
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; beyond eight, line styles vary.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933"]
+GREY = "#888888"
+"""For lines that are there for comparison, where there are too many for colours."""
+
 DARK = {"#000000": "#f2f2f2"}
 """What replaces a colour on a dark background, where it could not be seen."""
 
@@ -29,10 +32,15 @@ def is_named(label: str) -> bool:
     return label.partition(",")[0] in ALGORITHMS
 
 
-def look(label: str, place: int = 0) -> dict[str, Any]:
-    """Return the look of a line, from the algorithm it is named after; a variant, "fedavg, free step", is dash-dotted.
+def has_own_colour(label: str) -> bool:
+    """Whether no other algorithm has the line's colour."""
+    return label.partition(",")[0] in _FIRST
 
-    A line named after no algorithm gets the look of its place in the figure.
+
+def look(label: str, place: int = 0) -> dict[str, Any]:
+    """Return the look of a line, from the algorithm it is named after, or else from its place in the figure.
+
+    A variant, "fedavg, free step", has the algorithm's colour, but is dash-dotted and has open markers.
     """
     name, comma, _ = label.partition(",")
     if name in _FIRST:
@@ -42,7 +50,8 @@ def look(label: str, place: int = 0) -> dict[str, Any]:
         colour, style = others.index(name) % len(COLOURS), STYLES[2 + others.index(name) // len(COLOURS) % 2]
     else:
         colour, style = place % len(COLOURS), STYLES[place // len(COLOURS) % len(STYLES)]
-    return {"color": COLOURS[colour], "linestyle": "-." if comma else style, "marker": MARKERS[colour]}
+    variant = {"linestyle": "-.", "fillstyle": "none"} if comma else {"linestyle": style, "fillstyle": "full"}
+    return {"color": COLOURS[colour], "marker": MARKERS[colour]} | variant
 
 
 def shade(place: int, count: int, ramp: Sequence[str] = RAMP) -> str:

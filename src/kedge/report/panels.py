@@ -2,7 +2,7 @@
 
 import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from kedge.report.figures import save_figure, tidy
-from kedge.report.palette import COLOURS, is_named, look, shade
+from kedge.report.palette import COLOURS, GREY, has_own_colour, is_named, look, shade
 
 FORMATS = ("png", "svg")
+
+DECADES = 2
+"""On a log axis, means that lie more decades above the lowest are cut off: a collapsed line would hide the rest."""
 
 FEW = 15
 """Curves with at most this many points have a marker on each."""
@@ -77,6 +80,7 @@ def _range(views: Sequence[View]) -> tuple[float, float] | None:
         return None
     low, high = min(values), max(values)
     if views[0].log_y and low > 0:
+        high = min(high, 10**DECADES * low)
         margin = (high / low) ** 0.06
         return low / margin, high * margin
     margin = 0.05 * (high - low)
@@ -91,17 +95,27 @@ def draw_rankings(
     value: str,
     formats: Sequence[str] = FORMATS,
     rows: int = 1,
+    *,
+    alike: bool = False,
 ) -> list[Path]:
-    """Draw, for each heading, the values of every label as dots with their mean, the largest mean on top."""
+    """Draw, for each heading, the values of every label as dots with their mean, the largest mean on top.
+
+    If the values under all headings are alike, they share one axis and the order of the first heading. With more
+    lines than there are colours, only those that have their own colour everywhere are coloured.
+    """
     lines = max(len(ranking) for ranking in rankings.values())
     columns = -(-len(rankings) // rows)
     figure = Figure(figsize=(6.5 * columns, rows * (1.8 + 0.24 * lines)), layout="constrained")
-    table = figure.subplots(rows, columns, squeeze=False)
+    table = figure.subplots(rows, columns, squeeze=False, sharex=alike)
+    first = next(iter(rankings.values()))
     for axes, (heading, ranking) in zip(table.flat, rankings.items(), strict=True):
-        order = sorted(ranking, key=lambda label: np.mean(ranking[label]))
+        sorting = first if alike else ranking
+        order = sorted(ranking, key=lambda label: np.mean(sorting[label]))
         for place, label in enumerate(order):
-            colour = look(label, place)["color"]
-            axes.plot(ranking[label], [place] * len(ranking[label]), "o", color=colour, markersize=4, alpha=0.6)
+            own = look(label, place)
+            colour = own["color"] if lines <= len(COLOURS) or has_own_colour(label) else GREY
+            dots = {"color": colour, "fillstyle": own["fillstyle"], "markersize": 4, "alpha": 0.6}
+            axes.plot(ranking[label], [place] * len(ranking[label]), "o", **dots)
             axes.plot(np.mean(ranking[label]), place, "|", color=colour, markersize=12, markeredgewidth=2.5)
         axes.set_yticks(range(len(order)), order, fontsize=8)
         axes.set_title(heading, fontsize=10)
@@ -117,19 +131,28 @@ def draw_intervals(
     note: str,
     value: str,
     formats: Sequence[str] = FORMATS,
+    *,
+    hollow: Collection[str] = (),
+    first: int = 0,
 ) -> list[Path]:
-    """Draw a row per heading with (low, mean, high) of every label: ratios on a log axis, where 1 is no difference."""
+    """Draw a row per heading with (low, mean, high) of every label: ratios on a log axis, where 1 is no difference.
+
+    The rows named in `hollow` have open markers; a line separates this many first rows from the others.
+    """
     labels = list(dict.fromkeys(label for row in intervals.values() for label in row))
     figure = Figure(figsize=(8.5, 1.3 + 0.34 * len(intervals)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(1, color="#777777", linewidth=1)
-    for place, row in enumerate(intervals.values()):
+    if first:
+        axes.axhline(first - 0.5, color="#777777", linewidth=0.8, linestyle=":")
+    for place, (heading, row) in enumerate(intervals.items()):
         for label, (low, mean, high) in row.items():
             number = labels.index(label)
             own = look(label, number)
             at = place + 0.22 * (number - (len(labels) - 1) / 2)
             axes.plot([low, high], [at, at], color=own["color"], linewidth=1.6, alpha=0.7)
-            axes.plot(mean, at, own["marker"], color=own["color"], markersize=5, label=label)
+            face = "white" if heading in hollow else own["color"]
+            axes.plot(mean, at, own["marker"], color=own["color"], markerfacecolor=face, markersize=5, label=label)
     axes.set_yticks(range(len(intervals)), intervals, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
@@ -145,6 +168,7 @@ def draw_intervals(
 
 def _finish(figure: Figure, path: Path, title: str, note: str, formats: Sequence[str]) -> list[Path]:
     figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())), fontsize=12)
+    note = "\n".join(textwrap.fill(line, int(15 * figure.get_figwidth())) for line in note.splitlines())
     figure.supxlabel(note, fontsize=8, color="#555555")
     written = [path.with_name(f"{path.name}.{kind}") for kind in formats]
     for file in written:
@@ -184,12 +208,12 @@ def _draw(axes: Axes, view: View, labels: list[str], limits: tuple[float, float]
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=view.x == "rounds", min_n_ticks=1))
     if view.log_y and limits and limits[0] > 0:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if limits[1] < 10 * limits[0] else (1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     if limits:
         axes.set_ylim(limits)
-    axes.legend(frameon=False, fontsize=7, handlelength=3.2)
+    axes.legend(framealpha=0.7, edgecolor="none", fontsize=7, handlelength=3.2)
     tidy(axes)
 
 

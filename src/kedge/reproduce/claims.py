@@ -22,7 +22,7 @@ from kedge.reproduce.results import Measure
 
 Word = Literal["as claimed", "the opposite", "open"]
 Look = Callable[[str], list[Measure] | None]
-"""The measures of another figure at the same scale; None if it was not run."""
+"""The measures of another figure, at the same scale if it has that; None if it was not run."""
 
 LEVEL = 0.05
 
@@ -36,6 +36,9 @@ UNITS: dict[Metric, tuple[float, str]] = {
 
 MORE = {"rounds": 'times the speed-up, in rounds to the target, in "{place}"'}
 """What a difference between two panels is, if it is not the unit and "more than in"."""
+
+MISSED = 0.25
+"""The share of runs that may miss the target and flatter a conclusion on rounds; above it, the conclusion is open."""
 
 PLAIN = {"fedavg-m": "fedavg", "fedavg-m-vr": "fedavg", "scaffold-m": "scaffold", "scaffold-m-vr": "scaffold"}
 """What the paper's algorithms are at beta = 1."""
@@ -53,7 +56,7 @@ class Difference:
     adjusted: float = math.nan  # the p-value after Holm's correction; NaN if it does not count
     checks: Mapping[str, "Difference"] = field(default_factory=dict)  # the same from other points of the grids
     more_than_in: str | None = None  # a panel, if the values are how much more the line is ahead than it is there
-    short: int = 0  # the runs that did not reach the target, in a comparison of rounds
+    missed: tuple[int, int] = (0, 0)  # runs short of the target, whose true values would lower and raise the mean
 
     @property
     def mean(self) -> float:
@@ -101,9 +104,19 @@ class Difference:
         return [] if said == "open" else [name for name, check in self.checks.items() if check.says(check.p) != said]
 
     @property
+    def runs(self) -> int:
+        """How many runs are compared."""
+        return (2 if self.more_than_in is None else 4) * len(self.values)
+
+    @property
+    def measurable(self) -> bool:
+        """Whether few of the runs that miss the target, and count as all their rounds, flatter the line ahead."""
+        return self.missed[0 if self.mean > 0 else 1] <= MISSED * self.runs / 2
+
+    @property
     def word(self) -> Word:
-        """The conclusion, unless another choice from the grid changes it."""
-        return "open" if self.flips else self.says(self.adjusted)
+        """The conclusion, unless another choice from the grid changes it or too few runs reached the target."""
+        return "open" if self.flips or not self.measurable else self.says(self.adjusted)
 
     @property
     def unit(self) -> str:
@@ -111,7 +124,8 @@ class Difference:
         unit = UNITS[self.metric][1]
         if self.more_than_in is not None:
             unit = MORE.get(self.metric, unit + ', more than in "{place}"').format(place=self.more_than_in)
-        return unit + f" ({self.short} run{'s' * (self.short > 1)} did not reach it)" * bool(self.short)
+        short = sum(self.missed)
+        return unit + f" ({short} of {self.runs} runs did not reach it)" * bool(short)
 
     @property
     def amount(self) -> str:
@@ -122,7 +136,8 @@ class Difference:
         low, high = self.interval
         if self.metric == "rounds":
             shown = [f"{math.exp(value):.2f}" for value in (self.mean, low, high)]
-            return shown[0] if math.isinf(low) else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+            text = shown[0] if math.isinf(low) else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+            return text if self.measurable else f"not measurable: {text}"
         width = factor * (high - low)
         digits = 2 if width == 0 or math.isinf(width) else min(6, max(0, 1 - math.floor(math.log10(width))))
         texts = [f"{factor * value:+.{digits}f}" for value in (self.mean, low, high)]
@@ -175,9 +190,13 @@ class JudgedClaim:
         if set(words) == {"as claimed"}:
             return "reproduced"
         if "as claimed" in words:
-            held = [each.name for each in self.differences if each.word == "as claimed"]
-            return f"partly: {', '.join(held)}"
+            reverse = self._said("the opposite")
+            return f"partly: {self._said('as claimed')}" + (f"; the opposite: {reverse}" if reverse else "")
         return "not reproduced" if "the opposite" in words else "open"
+
+    def _said(self, word: Word) -> str:
+        """Name the comparisons with this conclusion."""
+        return ", ".join(each.name for each in self.differences if each.word == word)
 
 
 def findings(experiment: Experiment, scale: str, own: list[Measure], look: Look) -> list[JudgedClaim]:
@@ -221,17 +240,17 @@ def _finding(
         return JudgedClaim(claim, panel, [], missing=f"{NOT_RUN}: needs {claim.more_than_in}")
 
     def compared(better: str, worse: str, ours: str, theirs: str) -> Difference | None:
-        here = _paired(own, panel, (better, ours), (worse, theirs), claim.metric)
-        short = _short_of_target(own, panel, (better, ours), (worse, theirs)) if claim.metric == "rounds" else 0
+        lines = (better, ours), (worse, theirs)
+        here, missed = _paired(own, panel, *lines, claim.metric), _missed(own, panel, *lines)
         if claim.more_than_in is not None:
-            there = _paired(reference, place, (better, ours), (worse, theirs), claim.metric)
-            if claim.metric == "rounds":
-                short += _short_of_target(reference, place, (better, ours), (worse, theirs))
+            there, (first, second) = _paired(reference, place, *lines, claim.metric), _missed(reference, place, *lines)
             here = {seed: _less(here[seed], there[seed]) for seed in here if seed in there}
-        name, values = f"{better} over {worse}", list(here.values())
+            missed = missed[0] + second, missed[1] + first
         if not here:
             return None
-        return Difference(name, claim.metric, values, more_than_in=claim.more_than_in, short=short)
+        missed = missed if claim.metric == "rounds" else (0, 0)
+        name, values = f"{better} over {worse}", list(here.values())
+        return Difference(name, claim.metric, values, more_than_in=claim.more_than_in, missed=missed)
 
     counted, shown = [], []
     for protocol in dict.fromkeys(row.protocol for row in own if row.panel == panel):
@@ -287,10 +306,10 @@ def _paired(
     return {seed: _less(ours[seed], theirs[seed]) for seed in ours if seed in theirs}
 
 
-def _short_of_target(rows: list[Measure] | None, panel: str, *chosen: tuple[str, str]) -> int:
-    """Count the runs of these lines and protocols that did not reach the target."""
-    own = (row for row in rows or [] if row.panel == panel and (row.line, row.protocol) in chosen)
-    return sum(math.isinf(row.rounds_to) for row in own)
+def _missed(rows: list[Measure] | None, panel: str, better: tuple[str, str], worse: tuple[str, str]) -> tuple[int, int]:
+    """Count the runs of either line that did not reach the target."""
+    short = [(row.line, row.protocol) for row in rows or [] if row.panel == panel and math.isinf(row.rounds_to)]
+    return short.count(better), short.count(worse)
 
 
 def _goodness(row: Measure, metric: Metric) -> float:

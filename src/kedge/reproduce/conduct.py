@@ -10,6 +10,7 @@ from pathlib import Path
 from kedge.errors import UsageError
 from kedge.files import claimed, make_directory, write_atomically
 from kedge.reproduce import claims, results, verdict
+from kedge.reproduce.experiment import load
 from kedge.reproduce.plan import Case, FinalRun, Hyper, Plan, name_of, slug
 from kedge.reproduce.rehearsal import guessing
 from kedge.reproduce.results import Measure, Runs
@@ -97,7 +98,7 @@ def write_report(
     make_directory(folder / "configs")
     for name, text in configurations(plan, chosen).items():
         write_atomically(folder / "configs" / name, text.encode())
-    found = claims.findings(plan.experiment, plan.scale, measured, lambda name: measures_of(out, name, plan.scale))
+    found = claims.findings(plan.experiment, plan.scale, measured, others_at(out, plan.scale))
     lines = named_lines(_by_line(runs))
     write_page(lines, folder / REPORT, f"{plan.title} ({plan.experiment.figure}), {plan.scale} scale", command)
     text = verdict.write(plan, read_tried(folder / GRID), chosen, measured, found, command, chances)
@@ -125,6 +126,11 @@ def configurations(plan: Plan, chosen: Mapping[Case, Hyper]) -> dict[str, str]:
         name = "--".join(slug(part) for part in (case.protocol, case.panel, case.line))
         files[f"{name}.toml"] = to_toml(sections)
     return files
+
+
+def others_at(out: Path, scale: str) -> claims.Look:
+    """Return what looks up the results of other figures at a scale; of those that do not have it, at the laptop's."""
+    return lambda figure: measures_of(out, figure, scale if scale in load(figure).scales else "laptop")
 
 
 def measures_of(out: Path, figure: str, scale: str) -> list[Measure] | None:

@@ -1,7 +1,6 @@
 """The figures of an experiment: accuracy over rounds for every panel and protocol, and over gradients and bytes."""
 
 import math
-import textwrap
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -27,26 +26,26 @@ def draw(plan: Plan, runs: Runs, measured: list[Measure], folder: Path) -> None:
 
 def _draw(plan: Plan, runs: Runs, measured: list[Measure], folder: Path) -> None:
     formats = FORMATS[:1] if plan.scale == "smoke" else FORMATS
-    experiment, count = plan.experiment, len(plan.seeds)
+    experiment, count = plan.experiment, len({row.seed for row in measured})
     heading = f"{plan.title} ({experiment.figure}), {plan.scale} scale"
     reduced = f"Reduced: {plan.size.reduced}."
     runs = {trial: run for trial, run in runs.items() if trial.case.protocol in DRAWN}
     measured = [row for row in measured if row.protocol in DRAWN]
     if len(experiment.all_lines()) > len(COLOURS):
-        note = textwrap.fill(f"Dots: seeds; strokes: their mean. {reduced}", 90)
+        note = f"Dots: seeds; strokes: their mean. In colour: the algorithms of the paper's figures. {reduced}"
         value = "test accuracy at the end"
         draw_rankings(_rankings(plan, measured, "accuracy"), folder / "figure", heading, note, value, formats)
         equal = {f"{place}, equal {name}": ranking for name in ("gradients", "bytes")
                  for place, ranking in _rankings(plan, measured, f"at_{name}").items()}  # fmt: skip
-        draw_rankings(equal, folder / "budgets", heading, note, "test accuracy at equal budgets", formats)
+        draw_rankings(equal, folder / "budgets", heading, note, "test accuracy at equal budgets", formats, alike=True)
         return
     seeds = f"mean over {count} seeds; bands: smallest to largest" if count > 1 else "one seed"
     note = f"Lines: {seeds}. {reduced}"
     rows = _rows(plan, runs, measured)
-    draw_views(rows, folder / "figure", heading, textwrap.fill(note, 60 + 45 * len(rows[0])), formats)
+    draw_views(rows, folder / "figure", heading, note, formats)
     budgets = [[_over(plan, runs, panel, "tuned", key, "test_accuracy") for panel in experiment.panels_at(plan.scale)]
                for key in ("gradients", "megabytes")]  # fmt: skip
-    draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", textwrap.fill(note, 150), formats)
+    draw_views(budgets, folder / "budgets", f"{heading}: equal budgets", note, formats)
 
 
 def _rows(plan: Plan, runs: Runs, measured: list[Measure]) -> list[list[View]]:
@@ -111,15 +110,17 @@ def _sweep(plan: Plan, measured: list[Measure], protocol: str, metric: str) -> V
     assert key is not None
     series: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
     lines: dict[str, Series] = {}
+    error = metric == "accuracy" and max(row.accuracy for row in measured) > SATURATED
     for row in measured:
         if row.protocol == protocol:
             x, y = series.setdefault((row.line, row.seed), ([], []))
             x.append(plan.value(row.panel, row.line, key))
-            y.append(getattr(row, metric) if row.diverged is None else math.nan)
+            value = 1 - row.accuracy if error else getattr(row, metric)
+            y.append(value if row.diverged is None else math.nan)
             lines.setdefault(row.line, Series(row.line)).diverged += row.diverged is not None
     for (line, _), run in series.items():
         lines[line].runs.append(run)
     return View(
-        PROTOCOLS[protocol], key.partition(".")[2].replace("_", " "), f"test {metric} at the end",
-        list(lines.values()), log_x=True, log_y=metric == "loss",
+        PROTOCOLS[protocol], key.partition(".")[2].replace("_", " "), f"test {'error' if error else metric} at the end",
+        list(lines.values()), log_x=True, log_y=error or metric == "loss",
     )  # fmt: skip

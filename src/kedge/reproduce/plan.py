@@ -31,12 +31,21 @@ SEARCHED = ("tuned", "second", "finer")
 """The protocols that choose from a grid."""
 
 
+FAR = 1.2
+"""Points whose values all differ by less than this factor are neighbours, too close to check each other."""
+
+
 class Hyper(NamedTuple):
     """What the protocols choose."""
 
     eta: float
     beta: float | None  # None: the algorithm has no beta
     step: float | None = None  # γ / ηK; None: γ = ηK, plain averaging
+
+    def near(self, other: "Hyper") -> bool:
+        """Whether no value differs from the other's by as much as a factor of `FAR`."""
+        pairs = [(a, b) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
+        return all(round(max(a / b, b / a), 6) < FAR for a, b in pairs)
 
     def __str__(self) -> str:
         return "-".join(f"{name}-{value:g}" for name, value in self._asdict().items() if value is not None)

@@ -55,7 +55,7 @@ class Measure:
     at_gradients: float  # accuracy by the time the cheapest line of the panel has spent all its gradients
     at_bytes: float
     step_norm: float | None  # |x^{r+1} - x^r|, mean of all evaluated rounds
-    rounds: int
+    rounds: int  # of a run that diverged: those that it was to play
     gradients: float
     megabytes: float
     model: str
@@ -86,6 +86,7 @@ def measures(runs: Runs, chances: Chances) -> list[Measure]:
 class _Goals(NamedTuple):
     chance: float
     target: float
+    rounds: int
     gradients: float
     megabytes: float
 
@@ -109,7 +110,8 @@ def _goals(runs: Runs, case: Case, chance: float) -> _Goals:
     spent = [rows[-1] for own, histories in sound.items() if own.protocol == case.protocol for rows in histories]
     return _Goals(
         chance,
-        math.floor(weakest / TARGET_STEP) * TARGET_STEP,
+        math.floor(round(weakest / TARGET_STEP, 6)) * TARGET_STEP,
+        int(max((row["round"] for row in spent), default=1)),
         min((row["gradients"] for row in spent), default=math.inf),
         min(map(megabytes, spent), default=math.inf),
     )
@@ -126,7 +128,7 @@ def _measure(trial: FinalRun, run: StoredRun, goals: _Goals) -> Measure:
         never: dict[str, Any] = dict.fromkeys(("rounds_to", "gradients_to", "megabytes_to"), math.inf)
         return Measure(
             **common, **never, accuracy=chance, loss=math.inf, area=chance, best=_best(history, chance),
-            at_gradients=chance, at_bytes=chance, step_norm=None, rounds=run.diverged or 0,
+            at_gradients=chance, at_bytes=chance, step_norm=None, rounds=max(goals.rounds, run.diverged or 0),
             gradients=spent["gradients"], megabytes=megabytes(spent),
         )  # fmt: skip
     rounds, gradients, bytes_ = (
@@ -225,7 +227,9 @@ def read_curves(path: Path, measured: Iterable[Measure]) -> Runs:
             own.append(numbers | {"bytes_down": 1e6 * numbers.pop("megabytes"), "bytes_up": 0.0})
     runs: dict[FinalRun, StoredRun] = {}
     for row in measured:
-        summary = {} if row.diverged is None else {"diverged_in_round": row.diverged}
+        ended = {} if row.diverged is None else {"diverged_in_round": row.diverged}
         trial = FinalRun(row.case, Hyper(row.eta, row.beta, row.step), row.seed)
-        runs[trial] = StoredRun(path.parent, rows=rows.get((row.case, row.seed), []), summary=summary)
+        runs[trial] = StoredRun(
+            path.parent, rows=rows.get((row.case, row.seed), []), summary=ended | {MODEL_HASH: row.model}
+        )
     return runs

@@ -40,8 +40,14 @@ class Search:
 
     def choice(self, case: Case) -> Hyper:
         """Return the best point of a line, its second-best, or the best of the finer grid."""
-        order = self.found[self.plan.searched(case)].ranked(finer=case.protocol == "finer")
-        return Hyper(**order[1 if case.protocol == "second" and len(order) > 1 else 0].point)
+        found = self.found[self.plan.searched(case)].ranked(finer=case.protocol == "finer")
+        best, *others = (Hyper(**standing.point) for standing in found)
+        return second(best, others) if case.protocol == "second" else best
+
+
+def second(best: Hyper, others: list[Hyper]) -> Hyper:
+    """Return the first of the others that is no neighbour of the best point, or else the first."""
+    return next((point for point in others if not point.near(best)), others[0] if others else best)
 
 
 def search(plan: Plan, batch: Batch) -> Search:

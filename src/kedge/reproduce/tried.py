@@ -1,7 +1,6 @@
 """What every line tried in its search, kept in grid.csv: a row per point and tuning seed."""
 
 import csv
-import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +13,6 @@ from kedge.reproduce.search import Search
 from kedge.runs.search import ends, merit
 
 GRID = "grid.csv"
-
-FAR = 1.1
-"""Points whose values differ by less than this factor are neighbours."""
 
 
 class End(NamedTuple):
@@ -60,7 +56,7 @@ def elsewhere(points: Mapping[Hyper, Mapping[int, End]], chosen: Hyper, judge: s
     """Return, by tuning seed, the point that a line would have chosen without it, if that is not a neighbour."""
     seeds = sorted({seed for runs in points.values() for seed in runs})
     found = {seed: _best(points, judge, seed) for seed in seeds} if len(seeds) > 1 else {}
-    return {seed: point for seed, point in found.items() if not _near(point, chosen)}
+    return {seed: point for seed, point in found.items() if not point.near(chosen)}
 
 
 def _best(points: Mapping[Hyper, Mapping[int, End]], judge: str, without: int) -> Hyper:
@@ -70,8 +66,3 @@ def _best(points: Mapping[Hyper, Mapping[int, End]], judge: str, without: int) -
         return merit(f"test_{judge}", *means)
 
     return max(points, key=score)
-
-
-def _near(one: Hyper, other: Hyper) -> bool:
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    return all(abs(math.log(a / b)) < math.log(FAR) for a, b in pairs)

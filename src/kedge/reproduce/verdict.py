@@ -23,8 +23,10 @@ READING = """\
 Runs of one seed share partition, initial model, cohorts and minibatches, so lines are compared seed by seed. Brackets
 are 95 % intervals of the mean difference (Student's t). p is that of a paired t-test, in comparisons that count after
 Holm's correction for the whole figure. *As claimed* or *the opposite*: p is below 5 %, and stays so without
-correction when either line takes its second-best point and when both take the best point of a finer grid. Everything
-else is *open*."""
+correction when either line takes its second-best point (the best that is at least 20 % away) and when both take the
+best point of a finer grid. Everything else is *open*. A run that does not reach the target counts as all its rounds;
+where that flatters the line that is ahead in more than a quarter of its runs, the comparison is *not measurable*, and
+open."""
 
 UNCHECKED = "**At this scale no second-best points and no finer grid were run**: nothing here was checked in that way."
 
@@ -156,7 +158,7 @@ def _choices(plan: Plan, tried: Tried, chosen: dict[Case, Hyper], panel: str) ->
     ]
     said = [
         ("At an end of the grid, so there may be something better beyond it", edges),
-        ("One tuning seed decides, and without it another point, more than 10 % away, would have been chosen", turned),
+        ("One tuning seed decides, and without it another point, at least 20 % away, would have been chosen", turned),
     ]
     return [f"{text}: {', '.join(lines)}." for text, lines in said if lines]
 
