@@ -11,8 +11,9 @@ import torch
 
 import kedge
 from kedge.cli.program import execute
-from kedge.own_code import CodePlace, consent_ends
+from kedge.own_code import PLACES, CodePlace, consent_ends
 from kedge.runs.config import check
+from kedge.runs.own import places
 
 SOURCE = """
 import numpy as np
@@ -108,6 +109,26 @@ def test_an_edited_loss_or_metric_is_noticed_by_run_resume_and_reuse(file, tmp_p
         assert "has changed since" in error
         assert error.count("\n") == 1
     assert execute(["run", "one/config.toml", "--trust", *mine, "--out", "two"]) == 0  # named again, so meant
+
+
+@pytest.mark.parametrize("ending", [".npz", ",x.npz"])
+@pytest.mark.parametrize("key", PLACES)
+def test_code_that_looks_like_an_archive_does_not_run_without_consent(file, tmp_path, capsys, key, ending):
+    section, _, name = key.partition(".")
+    file.write_text("open('executed', 'w').close()")
+    (tmp_path / "c.toml").write_text(f'[{section}]\n{name} = "my.py:load{ending}"\n')
+    for command in ("run", "compare", "sweep"):
+        assert execute([command, "c.toml", "--out", "new", *["--grid", "algorithm.eta=1"] * (command == "sweep")]) == 2
+        assert "names my.py:load" in capsys.readouterr().err
+    for command in ("diagnose", "partition"):
+        assert execute([command, "c.toml"]) == 2
+        assert "names my.py:load" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("path", ["a:b/c.npz", "a,b/c:d.npz", "a:b,c.npz"])
+def test_the_path_of_an_archive_may_have_colons_and_commas(path):
+    assert places(path) == []
 
 
 def test_a_run_may_get_another_metric_but_not_change_one(file, tmp_path, capsys):

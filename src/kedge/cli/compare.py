@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class, find_algorithm
+from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class
 from kedge.checks import whole
 from kedge.cli import consent, options
 from kedge.cli.compare_file import FILE, check_alike, read_about, read_there, write_file
@@ -53,8 +53,7 @@ def compare(
 ) -> None:
     """Compare the algorithms of a configuration that is not checked yet; ``source`` is the file it comes from."""
     about, raw = read_about(raw, source)
-    if algorithms is None and about.algorithms is not None:
-        consent.allow([], about.algorithms, source, trust=trust)
+    consent.allow([algorithms], [] if algorithms else about.algorithms or [], source, trust=trust)
     algorithms = algorithms or ",".join(about.algorithms or []) or DEFAULT
     seeds, target = about.seeds if seeds is None else seeds, about.target if target is None else target
     seeds = whole("seeds", 3 if seeds is None else seeds, 1, SEEDS)
@@ -126,7 +125,7 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
     for name, short in zip(ids, shorts, strict=True):
         if short in chosen:
             raise UsageError(f"algorithms names {short} twice, but each name must be unique")
-        fields = {field.name for field in dataclasses.fields(find_algorithm(name))}
+        fields = {field.name for field in dataclasses.fields(algorithm_class(name))}
         known |= fields
         own = tuned().get(ALIASES.get(name, name), {})
         hyper = own | {key: value for key, value in shared.items() if key in fields}
