@@ -14,6 +14,7 @@ from rich.table import Table
 from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class
 from kedge.checks import whole
 from kedge.cli import consent, options
+from kedge.cli.commands import COMPARED
 from kedge.cli.compare_file import FILE, check_alike, read_about, read_there, write_file
 from kedge.cli.console import errors, figure, output
 from kedge.cli.progress import batch_display
@@ -34,8 +35,6 @@ WIDTH = 160
 
 SEEDS = 1000
 """The most seeds of a comparison."""
-DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
-"""What is compared unless something else is named."""
 
 FILES = {FILE, "runs", "summary.csv", "curves.csv", "curves.png", "curves.svg", "report.html"}
 
@@ -54,7 +53,7 @@ def compare(
     """Compare the algorithms of a configuration that is not checked yet; ``source`` is the file it comes from."""
     about, raw = read_about(raw, source)
     consent.allow([algorithms], [] if algorithms else about.algorithms or [], source, trust=trust)
-    algorithms = algorithms or ",".join(about.algorithms or []) or DEFAULT
+    algorithms = algorithms or ",".join(about.algorithms or []) or COMPARED
     seeds, target = about.seeds if seeds is None else seeds, about.target if target is None else target
     seeds = whole("seeds", 3 if seeds is None else seeds, 1, SEEDS)
     if target is not None and not 0 < target <= 1:
