@@ -88,6 +88,14 @@ def test_what_was_not_sent_is_sent_later():
     assert float(residual.abs().max()) <= float(sent[sent != 0].abs().min()) + 1e-6
 
 
+@pytest.mark.parametrize(
+    "method", [kedge.BVRLSGD(eta=0.01), kedge.BVRLSGD(eta=kedge.schedules.constant(0.01))], ids=str
+)
+def test_a_residual_is_kept_for_what_only_later_rounds_send(method):
+    result = play(kedge.TopK(0.1), method, cohort=None, local_steps=1, rounds=method.stage_rounds + 2)
+    assert float(result.client(0)["residual_MeanGradient_direction"].norm()) > 0
+
+
 def test_a_packed_vector_is_the_same_and_as_large_as_it_counts():
     vector = torch.zeros(1000)
     vector[[3, 999]] = torch.tensor([1.5, -2.0])

@@ -139,7 +139,7 @@ class Rules:
         return exchange.effort(Effort(int(self.settings.steps(np.array([samples]))[0])))
 
 
-ROUNDS = 16
+ROUNDS = 1000
 """The first rounds, in which all vectors that are ever sent up should occur."""
 
 
@@ -156,13 +156,26 @@ def keeps_state(algorithm: AnyAlgorithm, settings: Settings) -> bool:
 def sent_fields(algorithm: AnyAlgorithm, seed: int) -> tuple[str, ...]:
     """Return the names of the vectors that an algorithm's rounds send up."""
     found: dict[str, None] = {}
-    for round in range(ROUNDS):
-        now, tiny = algorithm.at(round), torch.zeros(2)
-        for exchange in now.exchanges(round, seed):
-            up = trace(now, exchange, now.init_server(tiny), now.init_client(tiny), Effort(1), {}).up
-            fields = up._asdict().items()
-            found |= dict.fromkeys(named(type(exchange).__name__, name) for name, value in fields if value.numel() > 1)
+    for exchange, now in _first_exchanges(algorithm, seed).items():
+        vectors, _ = split_vectors(_reply(now, exchange, torch.zeros(2), 1))
+        found |= dict.fromkeys(named(type(exchange).__name__, name) for name in vectors)
     return tuple(found)
+
+
+def _first_exchanges(algorithm: AnyAlgorithm, seed: int) -> dict[AnyExchange, AnyAlgorithm]:
+    """Return the different exchanges of the first rounds, each with the algorithm of its round."""
+    found: dict[AnyExchange, AnyAlgorithm] = {}
+    for round in range(ROUNDS):
+        now = algorithm.at(round)
+        for exchange in now.exchanges(round, seed):
+            found.setdefault(exchange, now)
+    return found
+
+
+def _reply(algorithm: AnyAlgorithm, exchange: AnyExchange, x: Vector, steps: int) -> Any:
+    """Return the reply to an exchange, where the gradient at any model is the model itself."""
+    server, client = algorithm.init_server(x), algorithm.init_client(x)
+    return trace(algorithm, exchange, server, client, Effort(steps), {}).up
 
 
 def place_of(question: "Question", client: int, settings: Settings, noise_seed: int | None) -> Place:
