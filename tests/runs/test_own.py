@@ -131,6 +131,40 @@ def test_the_path_of_an_archive_may_have_colons_and_commas(path):
     assert places(path) == []
 
 
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)).astype("float32"), rng.integers(0, 3, 60)
+    return tmp_path / "home", archive(tmp_path / "home" / "d.npz", X=x, y=y, x_test=x, y_test=y)
+
+
+def test_an_archive_in_the_home_directory_is_found_again(at_home, tmp_path, monkeypatch):
+    home, file = at_home
+    quick = ["--dataset", "~/d.npz", "--data-dir", "~/data", "--clients", "4", *SHORT]
+    assert execute(["run", *quick, "--out", "one"]) == 0
+    written = kedge.read_run(tmp_path / "work" / "one").config["data"]
+    assert (written["dataset"], written["data_dir"]) == (file, str(home / "data"))
+    assert execute(["sweep", *quick, "--grid", "algorithm.eta=0.1", "--seeds", "1", "--jobs", "1", "--out", "s"]) == 0
+    grid = ["--grid", "data.dataset=~/d.npz", "--holdout", "0.1"]
+    assert execute(["sweep", *quick[2:], *grid, "--seeds", "1", "--jobs", "1", "--out", "t"]) == 0
+    federation, model = (
+        kedge.load_federation("~/d.npz", clients=4, data_dir="~/data"),
+        kedge.build_model("mlp", (5,), 3),
+    )
+    assert federation.origin["dataset"] == file
+    assert federation.origin["data_dir"] == str(home / "data")
+    run = {"cohort": 2, "local_steps": 1, "batch_size": 4, "out": tmp_path / "two"}
+    kedge.simulate(model, federation, kedge.FedAvg(eta=0.1), rounds=2, **run)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("work/one", "two"):
+        assert execute(["resume", str(tmp_path / name), "--rounds", "5"]) == 0
+
+
 def test_a_run_may_get_another_metric_but_not_change_one(file, tmp_path, capsys):
     compare = ["compare", "--algorithms", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "both", *SHORT]
     assert execute([*compare, "--metrics", "my.py:right"]) == 0

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from kedge.checks import expanded
 from kedge.client import Loss, Metric, check_metrics
 from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import CodePlace
@@ -50,7 +51,7 @@ def absolute_place(text: str) -> str:
     """Return a name as it is, and a place or an archive so that it holds from any directory."""
     if found := places(text):
         return ",".join(str(place.absolute()) for place in found)
-    return str(Path(text).absolute()) if is_archive(text) else text
+    return str(expanded(text).absolute()) if is_archive(text) else text
 
 
 def short_name(text: str) -> str:
