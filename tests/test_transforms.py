@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kedge
+from kedge.algorithms.proximal import Normalized
 from kedge.cli.program import execute
 from kedge.client import Client
 from kedge.keyed import PRIVACY, keyed
@@ -88,6 +89,14 @@ def test_what_was_not_sent_is_sent_later():
     assert float(residual.abs().max()) <= float(sent[sent != 0].abs().min()) + 1e-6
 
 
+@pytest.mark.parametrize(
+    "method", [kedge.BVRLSGD(eta=0.01), kedge.BVRLSGD(eta=kedge.schedules.constant(0.01))], ids=str
+)
+def test_a_residual_is_kept_for_what_only_later_rounds_send(method):
+    result = play(kedge.TopK(0.1), method, cohort=None, local_steps=1, rounds=method.stage_rounds + 2)
+    assert float(result.client(0)["residual_MeanGradient_direction"].norm()) > 0
+
+
 def test_a_packed_vector_is_the_same_and_as_large_as_it_counts():
     vector = torch.zeros(1000)
     vector[[3, 999]] = torch.tensor([1.5, -2.0])
@@ -114,6 +123,64 @@ def test_local_noise_is_each_clients_own():
     quiet, noisy = (play(kedge.Privacy(clip, level, "local"), rounds=1).server["x"] for level in (0.0, noise))
     drawn = np.mean([keyed(RUN["seed"], PRIVACY, 0, 0, client).standard_normal(SIZE) for client in cohort], axis=0)
     torch.testing.assert_close(noisy, quiet - torch.from_numpy(noise * clip * drawn).float(), rtol=0, atol=1e-6)
+
+
+def moved(transforms):
+    """Return how far one round moves a model of one parameter."""
+    made = kedge.quadratics(clients=4, dim=1)
+    run = {"rounds": 1, "cohort": 1, "local_steps": 2, "loss": made.loss, "reply_transforms": transforms}
+    result = kedge.simulate(made.model, made.federation, kedge.FedNova(eta=0.1), **run)
+    return abs(float(result.server["x"] - made.model.x.detach()))
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_the_only_parameter_of_a_model_is_clipped_and_hidden_too(mode):
+    assert moved(kedge.Privacy(1e-3, 0.0, mode)) == pytest.approx(0.1 * 2 * 1e-3)
+    assert moved(kedge.Privacy(1e-3, 1e6, mode)) > 1
+
+
+@dataclass(frozen=True)
+class Half(kedge.ReplyTransform):
+    """Sends half of everything."""
+
+    def client(self, up, kept, at):
+        """Halve it."""
+        return {name: vector / 2 for name, vector in up.items()}, kept
+
+
+def test_the_only_parameter_of_a_model_is_a_vector_and_a_number_of_steps_is_none():
+    assert moved(Half()) == pytest.approx(moved(None) / 2)
+
+
+@dataclass(frozen=True)
+class Talkative(kedge.FedNova):
+    """Tells the server more than a direction."""
+
+    def reply(self, down, client, local):
+        """Send a norm in place of the number of steps."""
+        return Normalized(local.mean_direction, kedge.norms(local.mean_direction)), client
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (kedge.FedNova(eta=0.05), {"local_epochs": 1}, "FedNova's .* field steps, .* client's data with local_epochs$"),
+        (Talkative(eta=0.05), {}, "Talkative's replies also have the field steps, .* on the client's data$"),
+    ],
+    ids=["its size", "a norm"],
+)
+def test_privacy_refuses_replies_with_numbers_that_depend_on_a_clients_data(method, options, message):
+    private = kedge.Privacy(1.0, 1.0)
+    settings = kedge.Settings(reply_transforms=private, **options)
+    with pytest.raises(kedge.UsageError, match=message):
+        play(private, method, **options)
+    with pytest.raises(kedge.UsageError, match=message):
+        Client(0, MODEL, *FEDERATION.client(0), method, settings)
+    assert play(kedge.TopK(0.5), method, rounds=1, **options).history
+
+
+def test_privacy_takes_replies_with_numbers_that_all_clients_share():
+    assert play(kedge.Privacy(1.0, 1.0), kedge.FedNova(eta=0.05), rounds=1).history
 
 
 def test_a_small_reply_is_not_scaled():

@@ -125,6 +125,13 @@ def tensor(value: Any, what: str) -> "Tensor":
         raise UsageError(f"{what} are not an array of numbers with rows of one shape") from None
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path in which ~ is the home directory, if there is one."""
+    with suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
 def check_options(owner: str, function: Callable[..., Any], given: Iterable[str]) -> None:
     """Refuse an option that is not a keyword-only parameter of ``function``."""
     parameters = inspect.signature(function).parameters.values()

@@ -48,8 +48,8 @@ def _linked(path: Path) -> UsageError:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    file = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
+def _opened(path: Path, flags: int, mode: int = 0o666) -> Iterator[int]:
+    file = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0), mode)
     try:
         yield file
     finally:
@@ -92,11 +92,13 @@ def _write(file: int, content: bytes | memoryview) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def write_atomically(path: Path, content: bytes | Iterable[memoryview], *, last: bool = True) -> None:
+def write_atomically(
+    path: Path, content: bytes | Iterable[memoryview], *, last: bool = True, mode: int = 0o666
+) -> None:
     """Write to another name and rename: a reader, even after a power cut, sees the whole old file or the whole new one.
 
     Content in parts is written part by part. Of several files in one directory, only the ``last`` flushes the
-    directory, and with it the names of all.
+    directory, and with it the names of all. The umask takes permissions away from ``mode``.
     """
     beside = path.with_name(path.name + PART)
     with _naming(path):
@@ -105,7 +107,7 @@ def write_atomically(path: Path, content: bytes | Iterable[memoryview], *, last:
         try:
             with suppress(FileNotFoundError):  # left by a process that was killed
                 os.unlink(beside)
-            with _opened(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            with _opened(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
                 for part in [content] if isinstance(content, bytes) else content:
                     _write(file, part)
                 os.fsync(file)

@@ -134,7 +134,7 @@ def answer(
     ups = _split(up, len(members))
     if rules.settings.reply_transforms and question.number != ASKED:
         pairs = zip(clients, ups, states, strict=True)
-        ups, states = map(list, zip(*(rules.transformed(question, *each) for each in pairs), strict=True))
+        ups, states = map(list, zip(*(rules.transformed(question, begin[0], *each) for each in pairs), strict=True))
     trained = [done.buffers] if effort.steps else []
     return [
         Reply(
@@ -198,7 +198,7 @@ class Form(NamedTuple):
         x, algorithm = torch.zeros(2), algorithm.at(0)
         server, client = algorithm.init_server(x), algorithm.init_client(x)
         traced = trace(algorithm, exchange, server, client, Effort(steps=1), {})
-        shapes = (None if value.numel() > 1 else value.shape for value in traced.up)
+        shapes = (None if value.shape == x.shape else value.shape for value in traced.up)
         return cls(traced.cost.needs, type(traced.up), tuple(shapes))
 
 
@@ -368,12 +368,12 @@ class Rounds:
         parts = (value.div_(count) if count > 1 and value.is_floating_point() else value / count for value in up)
         return self.form(question.exchange).up(*parts)
 
-    def _transformed(self, question: Question, total: Total) -> Any:
+    def _transformed(self, question: Question, total: Total, x: Vector) -> Any:
         """Return the mean reply as the reply transforms leave it."""
         mean = self.mean(question, total)
         if not self.settings.reply_transforms:
             return mean
-        vectors, rest = split_vectors(mean)
+        vectors, rest = split_vectors(mean, x)
         place = place_of(question, SERVER, self.settings, self.noise_seed)
         for transform in self.settings.reply_transforms:
             vectors = transform.server(vectors, total.replies, place)
@@ -384,7 +384,7 @@ class Rounds:
         *_, buffers, (sent, gradients, loss, measured) = total.values
         heard = Heard(total.replies / len(self.sizes), self._mean_steps)
         return moment._replace(
-            state=question.exchange.fold(moment.state, self._transformed(question, total), heard),
+            state=question.exchange.fold(moment.state, self._transformed(question, total, moment.state.x), heard),
             buffers=moment.buffers + buffers / total.replies if buffers.numel() else moment.buffers,
             bytes_up=moment.bytes_up + int(sent),
             gradients=moment.gradients + float(gradients),

@@ -69,6 +69,12 @@ class Rules:
             raise UsageError("Privacy must be the last of the reply transforms: what follows would undo its clipping")
         for transform in transforms:
             transform.check(settings.weights, statistics)
+        private, unequal = any(isinstance(each, Privacy) for each in transforms), settings.local_epochs is not None
+        if private and (bare := _bare_field(algorithm, settings.seed, unequal=unequal)) is not None:
+            raise UsageError(
+                f"Privacy covers only vectors like the model, but {name}'s replies also have the field {bare}, "
+                "which depends on the client's data" + " with local_epochs" * unequal
+            )
         return cls(algorithm, settings, random, update, noise_seed)
 
     @property
@@ -104,12 +110,15 @@ class Rules:
     def _own(self) -> Any:
         return type(self.algorithm.at(0).init_client(torch.zeros(2)))
 
-    def transformed(self, question: "Question", client: int, up: Any, state: Any) -> tuple[Any, Any]:
-        """Return one client's reply as it is sent, and its proposed state with what the transforms keep."""
+    def transformed(self, question: "Question", x: Vector, client: int, up: Any, state: Any) -> tuple[Any, Any]:
+        """Return one client's reply as it is sent, and its proposed state with what the transforms keep.
+
+        The reply's vectors have the form of ``x``.
+        """
         own, mine = self.parted(state)
         kept: Mapping[str, Vector] = mine
         place = place_of(question, client, self.settings, self.noise_seed)
-        vectors, rest = split_vectors(up)
+        vectors, rest = split_vectors(up, x)
         for transform in self.settings.reply_transforms or ():
             vectors, kept = transform.client(vectors, kept, place)
         return type(up)(**{**rest, **vectors}), self.joined(own, kept)
@@ -139,7 +148,7 @@ class Rules:
         return exchange.effort(Effort(int(self.settings.steps(np.array([samples]))[0])))
 
 
-ROUNDS = 16
+ROUNDS = 1000
 """The first rounds, in which all vectors that are ever sent up should occur."""
 
 
@@ -156,13 +165,44 @@ def keeps_state(algorithm: AnyAlgorithm, settings: Settings) -> bool:
 def sent_fields(algorithm: AnyAlgorithm, seed: int) -> tuple[str, ...]:
     """Return the names of the vectors that an algorithm's rounds send up."""
     found: dict[str, None] = {}
-    for round in range(ROUNDS):
-        now, tiny = algorithm.at(round), torch.zeros(2)
-        for exchange in now.exchanges(round, seed):
-            up = trace(now, exchange, now.init_server(tiny), now.init_client(tiny), Effort(1), {}).up
-            fields = up._asdict().items()
-            found |= dict.fromkeys(named(type(exchange).__name__, name) for name, value in fields if value.numel() > 1)
+    for exchange, now in _first_exchanges(algorithm, seed).items():
+        tiny = torch.zeros(2)
+        vectors, _ = split_vectors(_reply(now, exchange, tiny, 1), tiny)
+        found |= dict.fromkeys(named(type(exchange).__name__, name) for name in vectors)
     return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _bare_field(algorithm: AnyAlgorithm, seed: int, *, unequal: bool) -> str | None:
+    """Return a field of a reply that no transform changes and that depends on the client's data; None if none does.
+
+    ``unequal``: so does the number of its local steps.
+    """
+    before = algorithm.at(-1)
+    for exchange, now in (dict.fromkeys(before.opening(), before) | _first_exchanges(algorithm, seed)).items():
+        one, other = torch.zeros(2), torch.ones(2)
+        _, bare = split_vectors(_reply(now, exchange, one, 1), one)
+        _, changed = split_vectors(_reply(now, exchange, other, 2 if unequal else 1), other)
+        for name, value in bare.items():
+            if not torch.equal(value, changed[name]):
+                return name
+    return None
+
+
+def _first_exchanges(algorithm: AnyAlgorithm, seed: int) -> dict[AnyExchange, AnyAlgorithm]:
+    """Return the different exchanges of the first rounds, each with the algorithm of its round."""
+    found: dict[AnyExchange, AnyAlgorithm] = {}
+    for round in range(ROUNDS):
+        now = algorithm.at(round)
+        for exchange in now.exchanges(round, seed):
+            found.setdefault(exchange, now)
+    return found
+
+
+def _reply(algorithm: AnyAlgorithm, exchange: AnyExchange, x: Vector, steps: int) -> Any:
+    """Return the reply to an exchange, where the gradient at any model is the model itself."""
+    server, client = algorithm.init_server(x), algorithm.init_client(x)
+    return trace(algorithm, exchange, server, client, Effort(steps), {}).up
 
 
 def place_of(question: "Question", client: int, settings: Settings, noise_seed: int | None) -> Place:
@@ -171,10 +211,10 @@ def place_of(question: "Question", client: int, settings: Settings, noise_seed: 
     return Place(seed, question.round, question.number, type(question.exchange).__name__, client)
 
 
-def split_vectors(up: Any) -> tuple[Mapping[str, Vector], dict[str, Tensor]]:
-    """Return the vectors of a reply, and its other fields, such as a number of steps."""
+def split_vectors(up: Any, x: Vector) -> tuple[Mapping[str, Vector], dict[str, Tensor]]:
+    """Return the vectors of a reply, which have the form of ``x``, and its other fields, such as a number of steps."""
     fields = up._asdict()
-    vectors = {name: value for name, value in fields.items() if value.numel() > 1}
+    vectors = {name: value for name, value in fields.items() if value.shape == x.shape}
     return vectors, {name: value for name, value in fields.items() if name not in vectors}
 
 

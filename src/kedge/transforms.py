@@ -5,10 +5,10 @@
 
 They are part of the federation's `Settings`, and `kedge.round.answer` applies the client's half: in a simulation, and
 in a client process through `kedge.client.Client`, whose reply then holds what may be sent, and whose proposed state
-what the transforms keep. `Rounds.fold` applies the server's half. A process has nothing else to do, except that a
-deployment which promises privacy gives `Client` (and `Rounds`) a secret ``noise_seed``: the noise of a simulation is
-keyed by the run's seed, so that it can be repeated, and whoever knows that seed can subtract it. `Reply.loss` is not
-part of the message.
+what the transforms keep. `Rounds.fold` applies the server's half. A process has nothing else to do. But if a deployment
+promises privacy, it must give `Client` (and `Rounds`) a secret ``noise_seed``: the noise of a simulation is keyed by
+the run's seed, so that it can be repeated, and whoever knows that seed can subtract it. `Reply.loss` is not part of the
+message.
 
 Your own is a frozen dataclass that overrides `client` or `server`, and `keeps` if it needs client state. All vectors
 are (d,): one client's. Importing this does not load torch.

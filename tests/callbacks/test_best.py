@@ -1,7 +1,10 @@
 """Early stopping and the best model depend on the history alone, so a resumed run agrees with an uninterrupted one."""
 
+import math
+
 import pytest
 import torch
+from safetensors import safe_open
 
 import kedge
 from kedge.callbacks import EarlyStopping, KeepBest
@@ -37,6 +40,17 @@ def play(*callbacks, rounds=8, **options):
 def test_a_run_stops_when_patience_ends(options, values, stops):
     result = play(Scripted(*values), EarlyStopping("score", **options))
     assert result.simulation.round == stops
+
+
+@pytest.mark.parametrize(
+    ("values", "best"), [([0.5, 0.9, math.nan, 0.7], (2, 0.9)), ([math.nan, 0.2, 0.1, 0.1], (2, 0.2))]
+)
+def test_nan_is_never_the_best(values, best, tmp_path):
+    kept = KeepBest("score")
+    play(Scripted(*values), kept, rounds=4, out=tmp_path / "run")
+    assert (kept.round, kept.value) == best
+    with safe_open(tmp_path / "run" / BEST, "pt") as file:
+        assert file.metadata()["round"] == str(best[0])
 
 
 def test_a_loss_is_better_if_lower():

@@ -349,16 +349,22 @@ def test_a_comparison_is_extended_repeated_and_never_replaced(tmp_path, monkeypa
     assert "the existing comparison is different: run.local_steps is" in capsys.readouterr().err
 
 
-def test_a_comparison_from_elsewhere_runs_no_code_without_consent(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("named", ["evil.py:Evil", "evil.py:Evil.npz", "evil.py:Evil,x.npz", "x.npz,evil.py:Evil"])
+def test_a_comparison_from_elsewhere_runs_no_code_without_consent(tmp_path, monkeypatch, capsys, named):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
-    (tmp_path / "compare.toml").write_text('[compare]\nalgorithms = ["evil.py:Evil"]\nseeds = 1\n')
+    (tmp_path / "evil.py").write_text("open('executed', 'w').close()")
+    (tmp_path / "compare.toml").write_text(f'[compare]\nalgorithms = ["{named}"]\nseeds = 1\n')
     assert execute(["compare", "compare.toml", "--out", "new"]) == 2
     assert "runs only if you trust it" in capsys.readouterr().err
     (tmp_path / "old" / "runs").mkdir(parents=True)
     (tmp_path / "compare.toml").rename(tmp_path / "old" / "compare.toml")
     assert execute(["compare", "--algorithms", "fedavg", "--out", "old"]) == 2
     assert "runs only if you trust it" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_comparison_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     for text in ("[compare]\nseeds = 'two'", "[compare]\nnonsense = 1", "compare = 3", "[compare"):
         (tmp_path / "bad.toml").write_text(text)
         assert execute(["compare", "bad.toml"]) == 2

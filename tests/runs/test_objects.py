@@ -1,5 +1,6 @@
 """Comparisons and sweeps of objects, as the commands of the same names do them."""
 
+import math
 import os
 import signal
 
@@ -50,6 +51,59 @@ def test_a_run_that_diverges_is_told_apart():
     found = kedge.compare(made.model, made.federation, [kedge.FedAvg(eta=1e30)], seeds=1, loss=made.loss, **SETTINGS)
     assert found.rows()[0]["diverged"] == 1
     assert "diverged" in repr(found)
+
+
+class Column:
+    """Adds a column, with a value for every run."""
+
+    def __init__(self, *values):
+        self.values = iter(values)
+
+    def on_start(self, run):
+        self.value = next(self.values)
+
+    def on_evaluate(self, run, row):
+        row["own"] = self.value
+
+
+def test_nan_in_another_column_does_not_make_a_point_diverged():
+    settings = SETTINGS | {"callbacks": [Column(1.0, 1.0, *[math.nan] * 4)]}
+    found = kedge.sweep(linear, problem(), kedge.FedAvg, {"eta": [0.001, 0.5]}, seeds=2, **settings)
+    assert found.best == {"eta": 0.5}
+    assert [result.history[-1]["own"] for result in found.final.results] == pytest.approx([math.nan] * 2, nan_ok=True)
+    assert found.final.row()["seeds"] == 2
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+def test_a_point_is_not_chosen_for_a_value_that_is_not_finite(worst):
+    grid, settings = {"eta": [0.001, 0.5]}, SETTINGS | {"seeds": 2, "metric": "own"}
+    own = settings | {"callbacks": [Column(worst, 1.0, *[0.1] * 4)]}
+    found = kedge.sweep(linear, problem(), kedge.FedAvg, grid, **own)
+    assert found.best == {"eta": 0.5}
+    assert [row["own"] for row in found.rows()] == [pytest.approx(0.1), None]
+    own = settings | {"callbacks": [Column(*[worst] * 4)]}
+    with pytest.raises(kedge.UsageError, match="no point of the grid has a finite own, so there is no best one"):
+        kedge.sweep(linear, problem(), kedge.FedAvg, grid, **own)
+
+
+def test_a_sweep_of_which_all_diverge_says_so():
+    made = kedge.quadratics(clients=4, dim=3)
+    with pytest.raises(kedge.UsageError, match="every point of the grid diverged"):
+        kedge.sweep(
+            made.model, made.federation, kedge.FedAvg, {"eta": [1e29, 1e30]}, seeds=1, holdout=0, metric="test_loss",
+            loss=made.loss, **SETTINGS,
+        )  # fmt: skip
+
+
+def test_a_run_that_a_callback_stopped_has_not_diverged():
+    class Enough:
+        def on_round(self, run):
+            if run.round == 3:
+                run.stop()
+
+    settings = SETTINGS | {"callbacks": [Enough()]}
+    found = kedge.sweep(linear, problem(), kedge.FedAvg, {"eta": [0.001, 0.5]}, seeds=1, **settings)
+    assert found.best == {"eta": 0.5}
 
 
 def test_ctrl_c_ends_a_comparison_which_resumes(tmp_path):

@@ -11,8 +11,9 @@ import torch
 
 import kedge
 from kedge.cli.program import execute
-from kedge.own_code import CodePlace, consent_ends
+from kedge.own_code import PLACES, CodePlace, consent_ends
 from kedge.runs.config import check
+from kedge.runs.own import places
 
 SOURCE = """
 import numpy as np
@@ -108,6 +109,60 @@ def test_an_edited_loss_or_metric_is_noticed_by_run_resume_and_reuse(file, tmp_p
         assert "has changed since" in error
         assert error.count("\n") == 1
     assert execute(["run", "one/config.toml", "--trust", *mine, "--out", "two"]) == 0  # named again, so meant
+
+
+@pytest.mark.parametrize("ending", [".npz", ",x.npz"])
+@pytest.mark.parametrize("key", PLACES)
+def test_code_that_looks_like_an_archive_does_not_run_without_consent(file, tmp_path, capsys, key, ending):
+    section, _, name = key.partition(".")
+    file.write_text("open('executed', 'w').close()")
+    (tmp_path / "c.toml").write_text(f'[{section}]\n{name} = "my.py:load{ending}"\n')
+    for command in ("run", "compare", "sweep"):
+        assert execute([command, "c.toml", "--out", "new", *["--grid", "algorithm.eta=1"] * (command == "sweep")]) == 2
+        assert "names my.py:load" in capsys.readouterr().err
+    for command in ("diagnose", "partition"):
+        assert execute([command, "c.toml"]) == 2
+        assert "names my.py:load" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("path", ["a:b/c.npz", "a,b/c:d.npz", "a:b,c.npz"])
+def test_the_path_of_an_archive_may_have_colons_and_commas(path):
+    assert places(path) == []
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)).astype("float32"), rng.integers(0, 3, 60)
+    return tmp_path / "home", archive(tmp_path / "home" / "d.npz", X=x, y=y, x_test=x, y_test=y)
+
+
+def test_an_archive_in_the_home_directory_is_found_again(at_home, tmp_path, monkeypatch):
+    home, file = at_home
+    quick = ["--dataset", "~/d.npz", "--data-dir", "~/data", "--clients", "4", *SHORT]
+    assert execute(["run", *quick, "--out", "one"]) == 0
+    written = kedge.read_run(tmp_path / "work" / "one").config["data"]
+    assert (written["dataset"], written["data_dir"]) == (file, str(home / "data"))
+    assert execute(["sweep", *quick, "--grid", "algorithm.eta=0.1", "--seeds", "1", "--jobs", "1", "--out", "s"]) == 0
+    grid = ["--grid", "data.dataset=~/d.npz", "--holdout", "0.1"]
+    assert execute(["sweep", *quick[2:], *grid, "--seeds", "1", "--jobs", "1", "--out", "t"]) == 0
+    federation, model = (
+        kedge.load_federation("~/d.npz", clients=4, data_dir="~/data"),
+        kedge.build_model("mlp", (5,), 3),
+    )
+    assert federation.origin["dataset"] == file
+    assert federation.origin["data_dir"] == str(home / "data")
+    run = {"cohort": 2, "local_steps": 1, "batch_size": 4, "out": tmp_path / "two"}
+    kedge.simulate(model, federation, kedge.FedAvg(eta=0.1), rounds=2, **run)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("work/one", "two"):
+        assert execute(["resume", str(tmp_path / name), "--rounds", "5"]) == 0
 
 
 def test_a_run_may_get_another_metric_but_not_change_one(file, tmp_path, capsys):

@@ -1,9 +1,11 @@
 """Stop when nothing improves, and keep the best model.
 
-Both look only at the history, so a run that was killed and resumed stops in the same round with the same model.
+Both look only at the history, and `KeepBest` at its own file too, so a run that was killed and resumed stops in the
+same round with the same model.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +94,10 @@ class KeepBest:
 
     def on_evaluate(self, run: LiveRun, row: Row) -> None:
         """Keep the model, if it is better than all before."""
-        value = self._judge.value(row) if run.leads else None
-        if value is None or (self.value is not None and value <= self._judge.value({self._judge.metric: self.value})):
+        value = self._judge.value(row) if run.leads else math.nan
+        if math.isnan(value) or (
+            self.value is not None and value <= self._judge.value({self._judge.metric: self.value})
+        ):
             return
         self.round, self.value, self.model = run.round, row[self._judge.metric], run.model
         if run.directory is not None:

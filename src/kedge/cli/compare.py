@@ -11,9 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class, find_algorithm
+from kedge.algorithms import ALGORITHMS, ALIASES, algorithm_class
 from kedge.checks import whole
 from kedge.cli import consent, options
+from kedge.cli.commands import COMPARED
 from kedge.cli.compare_file import FILE, check_alike, read_about, read_there, write_file
 from kedge.cli.console import errors, figure, output
 from kedge.cli.progress import batch_display
@@ -34,8 +35,6 @@ WIDTH = 160
 
 SEEDS = 1000
 """The most seeds of a comparison."""
-DEFAULT = "fedavg,fedavg-m,fedavg-m-vr,scaffold,scaffold-m,scaffold-m-vr"
-"""What is compared unless something else is named."""
 
 FILES = {FILE, "runs", "summary.csv", "curves.csv", "curves.png", "curves.svg", "report.html"}
 
@@ -53,9 +52,8 @@ def compare(
 ) -> None:
     """Compare the algorithms of a configuration that is not checked yet; ``source`` is the file it comes from."""
     about, raw = read_about(raw, source)
-    if algorithms is None and about.algorithms is not None:
-        consent.allow([], about.algorithms, source, trust=trust)
-    algorithms = algorithms or ",".join(about.algorithms or []) or DEFAULT
+    consent.allow([algorithms], [] if algorithms else about.algorithms or [], source, trust=trust)
+    algorithms = algorithms or ",".join(about.algorithms or []) or COMPARED
     seeds, target = about.seeds if seeds is None else seeds, about.target if target is None else target
     seeds = whole("seeds", 3 if seeds is None else seeds, 1, SEEDS)
     if target is not None and not 0 < target <= 1:
@@ -126,7 +124,7 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
     for name, short in zip(ids, shorts, strict=True):
         if short in chosen:
             raise UsageError(f"algorithms names {short} twice, but each name must be unique")
-        fields = {field.name for field in dataclasses.fields(find_algorithm(name))}
+        fields = {field.name for field in dataclasses.fields(algorithm_class(name))}
         known |= fields
         own = tuned().get(ALIASES.get(name, name), {})
         hyper = own | {key: value for key, value in shared.items() if key in fields}

@@ -102,13 +102,6 @@ def configuration(file: Path | None, settings: list[str] | None, given: Given) -
     return merged(load_toml(file) if file is not None else {}, changes)
 
 
-def checked(file: Path | None, settings: list[str] | None, given: Given) -> Config:
-    """Return the configuration of one run."""
-    from kedge.runs.config import check
-
-    return check(configuration(file, settings, given))
-
-
 def _read(key: str, value: Any) -> Any:
     kinds = SETTINGS[key].kinds if key in SETTINGS else (float, Schedule)
     if not isinstance(value, str) or str in kinds or not {int, list[int], Schedule} & set(kinds):

@@ -99,7 +99,7 @@ def best_line(sweep: Sweep) -> str:
     best = ranked(sweep.standings.values(), plan.metric)[0]
     mean = best.mean(plan.metric)
     if mean is None:
-        return f"No point finished.{more}"
+        return f"No point finished{' with a finite value' if best.state == 'finished' else ''}.{more}"
     settings = " ".join(f"--set {key}={label(value)}" for key, value in best.point.items())
     return f"Best: {settings} ({plan.criterion} {number(plan.metric, mean)}).{more}"
 
@@ -108,7 +108,7 @@ def tested_line(plan: SweepPlan, tested: Standing) -> str:
     """Say how the best point does on the test set, which had no part in the choice."""
     said, mean, spread = plan.metric.replace("_", " "), tested.mean(plan.metric), tested.spread(plan.metric)
     if mean is None:
-        return f"Trained on all samples ({BEST}/), it failed or diverged."
+        return f"Trained on all samples ({BEST}/), it failed or diverged, or {said} is not finite."
     scale = 100 if plan.metric == "test_accuracy" else 1
     more = "" if spread is None else f" ± {scale * spread:.2g}, the standard deviation over {len(tested.runs)} seeds"
     return f"Trained on all samples ({BEST}/): {said} {number(plan.metric, mean)}{more}."

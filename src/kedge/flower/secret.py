@@ -23,8 +23,7 @@ def noise_seed(directory: Path) -> int:
     except FileNotFoundError:
         make_directory(directory)
         text = str(secrets.randbits(63))
-        write_atomically(path, text.encode())
-        path.chmod(0o600)
+        write_atomically(path, text.encode(), mode=0o600)
     if not text.isdecimal() or int(text) >= 1 << 63:
         raise UsageError(f"{path} is not a key: it must be a whole number of 63 bits")
     return int(text)

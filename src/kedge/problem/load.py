@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.checks import real, whole, whole_seed
+from kedge.checks import expanded, real, whole, whole_seed
 from kedge.errors import UsageError
 from kedge.keyed import HOLDOUT, SUBSET, keyed
 from kedge.problem.datasets import DATASETS, is_archive, load_dataset
@@ -41,8 +41,9 @@ def load_federation(
     ``load_dataset``, and the data set's own options.
     """
     origin = {
-        "dataset": str(Path(name).absolute()) if is_archive(name) else name, "clients": clients, "partition": partition,
-        "alpha": alpha, "seed": seed, "data_dir": None if data_dir is None else str(Path(data_dir).absolute()),
+        "dataset": str(expanded(name).absolute()) if is_archive(name) else name,
+        "clients": clients, "partition": partition, "alpha": alpha, "seed": seed,
+        "data_dir": None if data_dir is None else str(expanded(data_dir).absolute()),
         "holdout": holdout, "test_samples": test_samples, "client_tests": client_tests,
     } | {key: value for key, value in options.items() if key not in ("download", "progress")}  # fmt: skip
     shards = {key: options.pop(key) for key in ("shards_per_client",) if key in options}

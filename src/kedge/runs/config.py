@@ -4,13 +4,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from kedge.algorithm import Algorithm
 from kedge.algorithms import make_algorithm
+from kedge.checks import expanded
 from kedge.client import Loss
 from kedge.errors import UsageError
 from kedge.own_code import PLACES
@@ -137,7 +137,7 @@ def resolved(config: Config) -> dict[str, dict[str, Any]]:
     written = {name: str(value) if isinstance(value, Schedule) else value for name, value in hyper.items()}
     sections["algorithm"] = {"name": config.algorithm.name, **written}
     sections["run"]["eval_every"] = eval_every(config)
-    sections["data"]["data_dir"] = config.data.data_dir and str(Path(config.data.data_dir).absolute())
+    sections["data"]["data_dir"] = config.data.data_dir and str(expanded(config.data.data_dir).absolute())
     own = places(config.data.dataset)
     read = {"dataset", *_passed(config)} if own else _read_by(config.data.dataset) or set()
     sections["data"] = {key: value for key, value in sections["data"].items() if key in read}

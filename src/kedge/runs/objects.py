@@ -21,7 +21,7 @@ from kedge.problem import Federation
 from kedge.runs.grid import POINTS, Point, point_name
 from kedge.runs.reader import StoredRun
 from kedge.runs.result import DivergedError, Result, as_table, plot
-from kedge.runs.search import Standing, ranked
+from kedge.runs.search import Standing, ranked, spread
 from kedge.runs.simulate import simulate
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Trained:
         for name in (each for each in last[0] if each.startswith(("test_", "clients_"))):
             values = [row[name] for row in last]
             about |= {name: statistics.fmean(values)}
-            about |= {f"{name}_std": statistics.stdev(values)} if len(values) > 1 else {}
+            about |= {} if (found := spread(values)) is None else {f"{name}_std": found}
         return about
 
 
@@ -182,15 +182,17 @@ def sweep(
     for point in _points(grid):
         chosen, more = _applied(algorithm, point)
         name = point_name(point)
-        trained = _trained(name, model, data, chosen, seeds, place, settings | more)
-        runs = {seed: _stored(result) for seed, result in enumerate(trained.results)}
+        played = _played(name, model, data, chosen, seeds, place, settings | more)
+        runs = {seed: _stored(*ended) for seed, ended in enumerate(played)}
         standings.append(Standing(name, point, seeds, max(run.round for run in runs.values()), runs))
         known = {name for run in runs.values() for name in run.last or {}}
         if known and metric not in known:  # before the other points are tried
             raise unknown("metric", metric, known)
     best = ranked(standings, metric)[0]
     if best.mean(metric) is None:
-        raise UsageError("every point of the grid diverged, so there is no best one")
+        all_diverged = all(each.diverged for each in standings)
+        why = "every point of the grid diverged" if all_diverged else f"no point of the grid has a finite {metric}"
+        raise UsageError(f"{why}, so there is no best one")
     chosen, more = _applied(algorithm, best.point)
     final = _trained("best", model, federation, chosen, seeds, out, settings | more)
     return SweepResult(ranked(standings, metric), metric, best.point, holdout, final)
@@ -211,28 +213,35 @@ def _trained(
     name: str, model: Model, federation: Data, algorithm: Algorithm[Any, Any], seeds: int,
     out: str | os.PathLike[str] | None, settings: Mapping[str, Any],
 ) -> Trained:  # fmt: skip
+    played = list(_played(name, model, federation, algorithm, seeds, out, settings))
+    return Trained(name, algorithm, [result for result, _ in played], sum(diverged for _, diverged in played))
+
+
+def _played(
+    name: str, model: Model, federation: Data, algorithm: Algorithm[Any, Any], seeds: int,
+    out: str | os.PathLike[str] | None, settings: Mapping[str, Any],
+) -> Iterator[tuple[Result, bool]]:  # fmt: skip
+    """Yield the result of every seed, and whether it diverged."""
     first = settings.get("seed", 0)
-    results, diverged = [], 0
     for seed in range(first, first + whole("seeds", seeds, 1, SEEDS)):
         its = model if isinstance(model, nn.Module) else model(seed)
         data = federation if isinstance(federation, Federation) else federation(seed)
         more = {} if out is None else {"out": Path(out) / f"{name}-{seed}", "resume": True}
         try:
-            results.append(simulate(its, data, algorithm, **dict(settings) | {"seed": seed} | more))
-            if results[-1].interrupted:  # a shorter run among the others would make their means wrong
-                raise KeyboardInterrupt
+            result = simulate(its, data, algorithm, **dict(settings) | {"seed": seed} | more)
         except DivergedError as error:
-            results.append(error.result)
-            diverged += 1
-    return Trained(name, algorithm, results, diverged)
+            yield error.result, True
+            continue
+        if result.interrupted:  # a shorter run among the others would make their means wrong
+            raise KeyboardInterrupt
+        yield result, False
 
 
-def _stored(result: Result) -> StoredRun:
+def _stored(result: Result, diverged: bool) -> StoredRun:
     """Return a result as the ranking of points reads it."""
-    rows, round = result.history, result.simulation.round
-    finite = all(math.isfinite(value) for value in rows[-1].values()) if rows else False
-    return StoredRun(Path(), {}, rows, {"round": round} if finite and rows[-1]["round"] == round else
-                     {"diverged_in_round": round})  # fmt: skip
+    return StoredRun(
+        Path(), {}, result.history, {"diverged_in_round" if diverged else "round": result.simulation.round}
+    )
 
 
 def _points(grid: Mapping[str, Sequence[Any]]) -> list[Point]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from kedge.checks import expanded
 from kedge.client import Loss, Metric, check_metrics
 from kedge.errors import UsageError, shown, unknown
 from kedge.own_code import CodePlace
@@ -35,9 +36,10 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "bce": bc
 
 def places(text: object) -> list[CodePlace]:
     """Return the places that a setting names; those of metrics are separated by commas."""
-    if not isinstance(text, str) or is_archive(text):
-        return []
-    return [place for part in text.split(",") if (place := CodePlace.parse(part.strip())) is not None]
+    parts = text.split(",") if isinstance(text, str) else []
+    found = [place for part in parts if (place := CodePlace.parse(part.strip())) is not None]
+    # The path of an archive may have colons and commas, but only a file that ends in .py can run.
+    return [] if is_archive(str(text)) and all(place.file.suffix != ".py" for place in found) else found
 
 
 def sha256(text: object) -> str:
@@ -47,9 +49,9 @@ def sha256(text: object) -> str:
 
 def absolute_place(text: str) -> str:
     """Return a name as it is, and a place or an archive so that it holds from any directory."""
-    if is_archive(text):
-        return str(Path(text).absolute())
-    return ",".join(str(place.absolute()) for place in places(text)) or text
+    if found := places(text):
+        return ",".join(str(place.absolute()) for place in found)
+    return str(expanded(text).absolute()) if is_archive(text) else text
 
 
 def short_name(text: str) -> str:

@@ -64,14 +64,19 @@ class Standing:
         return [run.last[metric] for run in self.runs.values() if run.last is not None and metric in run.last]
 
     def mean(self, metric: str) -> float | None:
-        """Return the mean over the seeds; None if there is none, or if a run diverged or failed."""
+        """Return the mean over the seeds; None if there is none, a run diverged or failed, or a value is not finite."""
         values = self.values(metric)
-        return statistics.fmean(values) if values and not self.diverged and not self.failed else None
+        sound = not self.diverged and not self.failed and all(map(math.isfinite, values))
+        return statistics.fmean(values) if values and sound else None
 
     def spread(self, metric: str) -> float | None:
         """Return the standard deviation over the seeds."""
-        values = self.values(metric)
-        return statistics.stdev(values) if len(values) > 1 else None
+        return spread(self.values(metric))
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the standard deviation; None if there are fewer than two values, or if one is not finite."""
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
 
 def end(rows: Sequence[Row], metric: str, share: float = 0.0) -> float:
@@ -97,7 +102,8 @@ def merit(metric: str, accuracy: float, loss: float) -> tuple[float, float]:
 def ranked(standings: Iterable[Standing], metric: str, share: float = 0.0) -> list[Standing]:
     """Return the best first: among those that played the most rounds, the best mean of the metric over the seeds.
 
-    A tie is decided by the other metric. Points of which a run diverged or failed come last.
+    A tie is decided by the other metric. Points of which a run diverged or failed, or has a value that is not finite,
+    come last.
     """
 
     def score(standing: Standing) -> tuple[bool, int, float, float]:
@@ -108,6 +114,8 @@ def ranked(standings: Iterable[Standing], metric: str, share: float = 0.0) -> li
         if metric not in ("test_accuracy", "test_loss") and sound:
             value = statistics.fmean(end(run.rows, metric, share) for run in standing.runs.values())
             first, second = value if is_higher_better(metric) else -value, -loss
+        sound = sound and math.isfinite(first)
+        first, second = (-math.inf if math.isnan(each) else each for each in (first, second))  # NaN has no order
         return sound, standing.rounds if sound else 0, first, second
 
     return sorted(standings, key=score, reverse=True)

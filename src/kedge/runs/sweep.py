@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kedge.checks import is_higher_better, whole
+from kedge.checks import expanded, is_higher_better, whole
 from kedge.errors import UsageError, shown
 from kedge.files import refuse_link, write_atomically
 from kedge.own_code import PLACES
@@ -110,7 +110,7 @@ def columns(config: Config) -> list[str]:
 def absolute(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with absolute paths."""
     places: dict[str, Callable[[str], str]] = dict.fromkeys(PLACES, absolute_place)
-    places["data.data_dir"] = lambda path: str(Path(path).absolute())
+    places["data.data_dir"] = lambda path: str(expanded(path).absolute())
     changes = []
     for key, place in places.items():
         section, _, name = key.partition(".")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kedge.checks import check_options, whole_seed
+from kedge.checks import check_options, expanded, whole_seed
 from kedge.errors import UsageError, unknown
 from kedge.problem.datasets import cifar, digits, mnist, npz, synthetic
 from kedge.problem.datasets.base import DataSet, Entry, Progress, Source
@@ -46,7 +46,7 @@ def load_dataset(
     ``synthetic_beta`` of synthetic.
     """
     if is_archive(name):
-        return npz.load(Path(name).expanduser())
+        return npz.load(expanded(name))
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     load = DATASETS[name].load
@@ -57,10 +57,9 @@ def load_dataset(
 
 
 def _root(data_dir: str | Path | None) -> Path:
-    given = data_dir or os.environ.get("KEDGE_DATA")
+    if given := data_dir or os.environ.get("KEDGE_DATA"):
+        return expanded(given)
     try:
-        return Path(given or "~/.cache/kedge").expanduser()
+        return Path("~/.cache/kedge").expanduser()
     except RuntimeError:  # neither HOME nor an entry in the table of users
-        if given:
-            return Path(given)
         raise UsageError("there is no home directory to look for data in; set --data-dir or KEDGE_DATA") from None
