@@ -86,12 +86,14 @@ def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: MutableMappin
     """Return the fields of ``down`` that the round has not sent yet, and note them in ``sent``.
 
     A client keeps the messages of the current round, so a vector that has not been replaced since is not sent twice.
-    Only an exchange with everyone may include clients that have not heard anything yet.
+    Only an exchange with everyone may include clients that have not heard anything yet, and what only the first client
+    of a cohort hears does not count as sent.
     """
     if exchange.cohort == "everyone":
         sent.clear()
     new = {name: value for name, value in down._asdict().items() if sent.get(name) is not value}
-    sent.update(new)
+    if exchange.cohort != "first":
+        sent.update(new)
     return new
 
 
