@@ -194,6 +194,12 @@ class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, Dow
         return (self,)
 
 
+def rate(algorithm: Algorithm[Any, Any], exchange: Exchange[Any, Any, Any, Any]) -> float:
+    """Return the local rate of an exchange: its own eta if it has one, else the algorithm's."""
+    eta: float = getattr(exchange, "eta", algorithm.eta)
+    return eta
+
+
 def server_rate(gamma: float | None, eta: float, heard: Heard) -> float:
     """Return gamma; None means eta K, plain averaging of the local models."""
     return eta * heard.local_steps if gamma is None else gamma

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm import Algorithm
+from kedge.algorithm import rate as rate
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Cohort, Effort, Exchange, Heard, Needs, NotKeptError
@@ -95,12 +96,6 @@ def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: MutableMappin
     if exchange.cohort != "first":
         sent.update(new)
     return new
-
-
-def rate(algorithm: Algorithm[Any, Any], exchange: Exchange[Any, Any, Any, Any]) -> float:
-    """Return the local rate of an exchange: its own eta if it has one, else the algorithm's."""
-    eta: float = getattr(exchange, "eta", algorithm.eta)
-    return eta
 
 
 def trace(
