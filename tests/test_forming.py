@@ -1,6 +1,7 @@
 """What clients of every round are not sent, because they can form it from the message of the round before."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import kedge
 from kedge.algorithms import ALGORITHMS
+from kedge.direction import GRAD
 from kedge.forming import formed
 
 ALL = {name: kind(eta=0.3) for name, kind in ALGORITHMS.items()}
@@ -51,3 +53,46 @@ def test_a_run_counts_it_only_where_every_client_has_heard_the_last_round(cohort
     size = 4 * 8 * (cohort or 3)  # eight numbers of four bytes
     assert rows[0] == 2 * size
     assert rows[2] - rows[1] == vectors * size
+
+
+class State(NamedTuple):
+    x: torch.Tensor
+    g: torch.Tensor
+
+
+class Up(NamedTuple):
+    displacement: torch.Tensor
+    direction: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LastDirection(kedge.SingleExchange):
+    """Averages the models, and sends the mean direction along."""
+
+    def init_server(self, x):
+        return State(x, 0 * x)
+
+    def broadcast(self, server):
+        return server
+
+    def direction(self, down, client):
+        return GRAD + 0.5 * down.g
+
+    def reply(self, down, client, local):
+        return Up(local.displacement, local.mean_direction), client
+
+    def fold(self, server, up, heard):
+        return State(server.x - up.displacement, up.direction)
+
+
+@dataclass(frozen=True)
+class Halving(LastDirection):
+    """Its exchange has a different rate in every round."""
+
+    def exchanges(self, round, seed):
+        return (replace(self, eta=self.eta / 2**round),)
+
+
+def test_local_steps_have_the_rate_of_their_exchange():
+    assert formed(LastDirection(eta=0.1)) == {(0, "g")}
+    assert formed(Halving(eta=0.1)) == frozenset()

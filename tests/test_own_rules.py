@@ -159,6 +159,17 @@ def test_a_hyper_parameter_without_hyper_works_and_must_be_finite():
         Plain(eta=0.1, often=2.5)
 
 
+def test_a_number_of_another_library_becomes_pythons_own():
+    made = Plain(eta=np.float32(0.25), strength=np.float64(0.5), often=np.int64(2))
+    assert repr(made) == repr(Plain(eta=0.25, strength=0.5, often=2))
+    assert [type(value) for value in (made.eta, made.strength, made.often)] == [float, float, int]
+    for name, value in (("eta", np.float32("nan")), ("eta", True), ("strength", np.float32("inf")), ("often", True)):
+        with pytest.raises(kedge.UsageError, match=f"{name} of Plain is .*, but must be a finite number"):
+            Plain(**{"eta": 0.1, name: value})
+    with pytest.raises(kedge.UsageError, match=r"often of Plain is 2\.5, but must be a whole number"):
+        Plain(eta=0.1, often=np.float32(2.5))
+
+
 @dataclass(frozen=True)
 class Halving(Base):
     """Changes its rate in `exchanges`."""

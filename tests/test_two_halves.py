@@ -1,6 +1,8 @@
 """The two halves of a round, each in its own process: a client has nothing but its own arrays and a pipe."""
 
 import multiprocessing
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 import kedge
 from kedge.client import Client
+from kedge.direction import GRAD
 from kedge.round import Rounds, Total
 
 SETTINGS = kedge.Settings(cohort=2, local_steps=3, batch_size=4, weight_decay=1e-3, seed=5)
@@ -74,3 +77,64 @@ def test_clients_in_their_own_processes_and_a_server_give_what_simulate_gives(me
     for name, vector in wanted.server.items():
         torch.testing.assert_close(moment.state._asdict()[name], vector, rtol=1e-4, atol=1e-5)
     assert moment.bytes_down == wanted.history[-1]["bytes_down"]
+
+
+def test_a_client_that_has_stopped_answering_is_not_asked_again_and_costs_nothing():
+    rounds = Rounds(kedge.FedGATE(eta=0.1), kedge.Settings(cohort=None), np.array([4, 4, 4]))
+    asked = []
+
+    def gather(question, clients):
+        asked.append(clients)
+        values = [torch.zeros_like(value) for value in rounds.layout(question, moment.state.x)]
+        return Total(values, [client for client in clients if client != 2])
+
+    moment = rounds.begin(torch.zeros(5), torch.zeros(0))
+    moment = rounds.play(moment, gather)
+    assert asked == [[0, 1, 2], [0, 1]]
+    assert moment.bytes_down == 5 * 20  # one vector of five numbers to each
+
+
+class State(NamedTuple):
+    x: torch.Tensor
+
+
+class Up(NamedTuple):
+    displacement: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Hears(kedge.Exchange):
+    """Local steps that leave the model alone."""
+
+    cohort: str
+
+    def broadcast(self, server):
+        return server
+
+    def direction(self, down, client):
+        return GRAD
+
+    def reply(self, down, client, local):
+        return Up(local.displacement), client
+
+    def fold(self, server, up, heard):
+        return server
+
+
+@dataclass(frozen=True)
+class FirstThenAll(kedge.Algorithm):
+    """One client hears the model before the others do."""
+
+    def init_server(self, x):
+        return State(x)
+
+    def exchanges(self, round, seed):
+        return Hears("first"), Hears("sampled")
+
+
+def test_what_only_one_client_has_heard_is_sent_to_the_others():
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
+    model = torch.nn.Linear(3, 2)
+    played = kedge.simulate(model, kedge.Federation(data), FirstThenAll(eta=0.1), 1, None, 1, 2)
+    assert played.history[-1]["bytes_down"] == (1 + 2) * 4 * 8  # eight numbers to the first, then to both
+    assert kedge.cost(FirstThenAll(eta=0.1)).down().vectors == 1

@@ -7,6 +7,7 @@ and meaning with `hyper`.
 import dataclasses
 import inspect
 import math
+import numbers
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from dataclasses import MISSING, dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Generic, Self, cast
 
-from kedge.checks import LARGEST, limits
+from kedge.checks import LARGEST, is_finite, limits
 from kedge.direction import Vector
 from kedge.errors import UsageError, shown
 from kedge.exchange import ClientT, DownT, Exchange, Heard, Nothing, ServerT, UpT
@@ -79,7 +80,7 @@ def is_whole(field: "dataclasses.Field[Any]") -> bool:
 
 def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
     name, rule = field.name, rule_of(field)
-    if not field.metadata and not isinstance(value, int | float):
+    if not field.metadata and not isinstance(value, numbers.Real):
         return  # declared without `hyper`, and not a number: nothing is known about it
     if rule["choices"]:
         if value not in rule["choices"]:
@@ -94,6 +95,13 @@ def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
         raise UsageError(f"{name} of {owner} is {value:g}, but must be a whole number")
     if not (value > rule["above"] and rule["at_least"] <= value <= rule["at_most"]):
         raise UsageError(f"{name} of {owner} is {value:g}, but must be {' and '.join(limits(rule))}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a finite number of another library, such as numpy, as Python's own, and anything else as it is."""
+    if isinstance(value, bool) or not is_finite(value):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _scheduled(owner: str, field: "dataclasses.Field[Any]", value: Any) -> Schedule:
@@ -124,11 +132,12 @@ class Algorithm(ABC, Generic[ServerT, ClientT]):
     def __post_init__(self) -> None:
         owner = type(self).__name__
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value = _plain(getattr(self, field.name))
             if not rule_of(field)["choices"] and is_schedule(value):
                 object.__setattr__(self, field.name, _scheduled(owner, field, value))
             elif not (value is None and field.default is None):
                 _check(owner, field, value)
+                object.__setattr__(self, field.name, value)
 
     @cached_property
     def scheduled(self) -> Mapping[str, Schedule]:
@@ -183,6 +192,12 @@ class SingleExchange(Algorithm[ServerT, ClientT], Exchange[ServerT, ClientT, Dow
     def exchanges(self, round: int, seed: int) -> tuple[Exchange[ServerT, ClientT, Any, Any], ...]:
         """Return itself, in every round."""
         return (self,)
+
+
+def rate(algorithm: Algorithm[Any, Any], exchange: Exchange[Any, Any, Any, Any]) -> float:
+    """Return the local rate of an exchange: its own eta if it has one, else the algorithm's."""
+    eta: float = getattr(exchange, "eta", algorithm.eta)
+    return eta
 
 
 def server_rate(gamma: float | None, eta: float, heard: Heard) -> float:

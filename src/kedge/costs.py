@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm import Algorithm
+from kedge.algorithm import rate as rate
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Cohort, Effort, Exchange, Heard, Needs, NotKeptError
@@ -86,19 +87,15 @@ def fresh(exchange: Exchange[Any, Any, Any, Any], down: Any, sent: MutableMappin
     """Return the fields of ``down`` that the round has not sent yet, and note them in ``sent``.
 
     A client keeps the messages of the current round, so a vector that has not been replaced since is not sent twice.
-    Only an exchange with everyone may include clients that have not heard anything yet.
+    Only an exchange with everyone may include clients that have not heard anything yet, and what only the first client
+    of a cohort hears does not count as sent.
     """
     if exchange.cohort == "everyone":
         sent.clear()
     new = {name: value for name, value in down._asdict().items() if sent.get(name) is not value}
-    sent.update(new)
+    if exchange.cohort != "first":
+        sent.update(new)
     return new
-
-
-def rate(algorithm: Algorithm[Any, Any], exchange: Exchange[Any, Any, Any, Any]) -> float:
-    """Return the local rate of an exchange: its own eta if it has one, else the algorithm's."""
-    eta: float = getattr(exchange, "eta", algorithm.eta)
-    return eta
 
 
 def trace(

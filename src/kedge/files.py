@@ -26,6 +26,10 @@ PART = ".part"
 """The suffix of a file that is not complete yet."""
 
 
+class InUseError(UsageError):
+    """A directory that another process has locked."""
+
+
 class WriteError(OSError):
     """A file that could not be written; the message names it and the reason."""
 
@@ -220,7 +224,7 @@ def locked(path: Path) -> Iterator[Callable[[], bool]]:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(directory)
-        raise UsageError(f"{path} is in use: another process is writing to it") from None
+        raise InUseError(f"{path} is in use: another process is writing to it") from None
     except OSError:  # a file system without locks
         pass
 

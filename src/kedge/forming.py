@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.algorithm import Algorithm
+from kedge.algorithm import Algorithm, rate
 from kedge.direction import Vector
 from kedge.exchange import Effort, Heard, Needs
 from kedge.local_steps import local_steps
@@ -63,7 +63,7 @@ def _heard(algorithm: Algorithm[Any, Any]) -> list[Received]:
     """Return the vectors that every client hears, round by round, except in the first, which may differ."""
     given = {field.name for field in dataclasses.fields(algorithm) if getattr(algorithm, field.name) is not None}
     scheduled = frozenset(algorithm.scheduled)
-    rates = {name: rate for name, rate in _RATES.items() if name in given}
+    rates = {name: value for name, value in _RATES.items() if name in given}
     algorithm = dataclasses.replace(algorithm.at(0), **rates)
     random = torch.Generator().manual_seed(0)
 
@@ -85,11 +85,11 @@ def _heard(algorithm: Algorithm[Any, Any]) -> list[Received]:
                 fields = down._asdict().items()
                 messages |= {(place, name): value for name, value in fields if value.numel() == SIZE}
             asked = [0] if exchange.cohort == "first" else range(CLIENTS)
-            steps = exchange.effort(Effort(STEPS)).steps
+            steps, eta = exchange.effort(Effort(STEPS)).steps, rate(now, exchange)
             replies = []
             for i in asked:
                 rule, start = exchange.direction(down, own[i]), exchange.start(down, own[i])
-                local = local_steps(rule, start, now.eta, steps, _gradient(clients[i], number), Needs(True, True))
+                local = local_steps(rule, start, eta, steps, _gradient(clients[i], number), Needs(True, True))
                 reply, own[i] = exchange.reply(down, own[i], local)
                 weight = 1.0 if exchange.cohort == "first" else clients[i].weight
                 replies.append([weight * field for field in reply])

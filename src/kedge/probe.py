@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kedge.algorithm import Algorithm
+from kedge.algorithm import Algorithm, rate
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange, Heard, Local, Needs
@@ -66,7 +66,7 @@ class _Player:
 
     def __init__(self, algorithm: Algorithm[Any, Any], exchange: Exchange[Any, Any, Any, Any], down: Any) -> None:
         self._exchange, self._down = exchange, down
-        self._eta = getattr(exchange, "eta", algorithm.eta)
+        self._eta = rate(algorithm, exchange)
 
     def steps(self, own: Any, clients: int, gradient: Gradient) -> Local:
         rule, start = self._exchange.direction(self._down, own), self._exchange.start(self._down, own)

@@ -317,8 +317,9 @@ class Rounds:
         sent: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         silent: set[int] = set()  # whose reply was awaited in vain: they have no further part in this round
         for number, exchange in enumerate(exchanges):
-            asked = range(len(self.sizes)) if exchange.cohort == "everyone" else sampled
-            heard = [client for client in asked if client not in silent and not self._is_lost(round, client)]
+            members = range(len(self.sizes)) if exchange.cohort == "everyone" else sampled
+            asked = [client for client in members if client not in silent]
+            heard = [client for client in asked if not self._is_lost(round, client)]
             if exchange.cohort == "first":
                 asked = heard = heard[:1]
             question = self.question(moment, exchange, round, number)._replace(measured=measured)

@@ -85,7 +85,7 @@ class Setting:
     name: str = ""
     annotation: Any = None
     panel: str = ""
-    """Under what heading the help of the command line shows it. This, name and type are for the section to say."""
+    """Under what heading the help of the command line shows it; the section fills in this, name and annotation."""
 
     @property
     def kinds(self) -> tuple[Any, ...]:

@@ -78,6 +78,28 @@ def test_mlflow_gets_the_rows_and_the_parameters(tmp_path, monkeypatch):
         assert client.get_run(first.run_id).data.params["eta"] == "0.01"
 
 
+class Broken:
+    def on_round(self, run):
+        raise ValueError("no such thing")
+
+
+def test_a_run_that_fails_leaves_no_logger_open(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import wandb
+        from mlflow.tracking import MlflowClient
+
+        uri = (tmp_path / "mlruns").as_uri()
+        logger = MLflowLogger(tracking_uri=uri)
+        with pytest.raises(kedge.CallbackError, match="no such thing"):
+            play(logger, WandbLogger(dir=str(tmp_path)), TensorBoardLogger(tmp_path / "board"), ProgressBar(), Broken())
+        assert MlflowClient(uri).get_run(logger.run_id).info.status == "FAILED"
+    assert wandb.run is None
+
+
 def test_a_progress_bar_writes_ten_lines_where_nobody_watches(capsys):
     play(ProgressBar(), rounds=30)
     lines = capsys.readouterr().err.splitlines()

@@ -294,6 +294,8 @@ def _no_network(*_, **__):
         (["compare", "flat.toml"], "algorithm is 3, but must be a section"),
         (["compare", "--algorithms", "fedavg,fedavg"], "algorithms names fedavg twice"),
         (["partition", "--out", "."], "but must name a file"),
+        (["run", "--workers", "20"], "workers is 20, but must be at most shards, which is 16"),
+        (["run", "--workers", "20", "--out", "new"], "workers is 20, but must be at most shards, which is 16"),
     ],
 )
 def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch, arguments, sentence):

@@ -1,6 +1,7 @@
 """`kedge flower`: the app it writes, and what it refuses."""
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -88,6 +89,7 @@ def test_a_new_app_divides_the_data_and_evaluates_as_the_simulator_does(tmp_path
         (["new", "full"], "full exists and is not an empty directory; nothing was overwritten"),
         (["new", "app", "--set", "run.nonsense=1"], "key of run 'nonsense' does not exist"),
         (["new", "app", "--dataset", "quadratics"], "the data set is quadratics, but a federation needs one that has"),
+        (["demo", "--dataset", "quadratics"], "the data set is quadratics, but a federation needs one that has"),
         (["demo", "--out", "full"], "out is full, but that directory is not empty; nothing was overwritten"),
         (["demo", "--nodes", "0"], "data.clients is 0, but must be a whole number of at least 1"),
         (["node", "--", "--isolation", "process"], "--isolation is given, but `kedge flower node` decides that itself"),
@@ -124,6 +126,47 @@ def test_a_node_finds_flowers_program_where_its_environment_is_not_active():
     assert done.returncode == 2, done.stderr
     assert "flower-supernode: error: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_node_whose_second_process_cannot_start_ends_the_first(tmp_path, monkeypatch):
+    sleeper = tmp_path / "flower-supernode"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(node, "program_path", lambda: f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(node, "command_lines", lambda arguments: (["flower-supernode"], [str(tmp_path / "missing")]))
+    started, popen = [], subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(node.subprocess, "Popen", start)
+    with pytest.raises(FileNotFoundError):
+        node.run_node([])
+    assert [process.poll() for process in started] == [-signal.SIGTERM]
+
+
+FORKED = """
+import os, sys
+from kedge.flower.warm import end_with
+def answer():
+    print("said")
+    {last}
+if os.fork() == 0:
+    end_with(answer)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "error"), [("", 0, ""), ("sys.exit(3)", 3, ""), ("raise ValueError('why')", 1, "ValueError: why")]
+)
+def test_what_a_fork_says_before_it_ends_is_seen(last, code, error):
+    program = [sys.executable, "-c", FORKED.format(last=last)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (code, "said\n")
+    assert done.stderr.strip().endswith(error)
+    assert bool(done.stderr) == bool(error)
 
 
 def test_a_node_without_flowers_program_is_one_sentence(tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ import logging
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from random import Random
 
 import numpy as np
@@ -13,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 import kedge
 from kedge.errors import FailedRunError, UsageError
+from kedge.files import InUseError, locked
 from kedge.flower import fleet
 from kedge.flower.agreement import Agreement
 from tests.flower.grid import CORRUPTIONS, Died, World, config, digits, mlp, vectors
@@ -64,6 +66,31 @@ def test_a_finished_run_stays_and_more_rounds_continue_it(world, caplog):
     assert_equal(world, server)
     with pytest.raises(UsageError, match=r"a different configuration: algorithm is .*eta=0.05.* there, but"):
         world.server(wanted | {"algorithm.eta": 0.07}).run()
+
+
+def test_a_server_waits_for_an_earlier_one_to_end_and_for_nothing_else(world, monkeypatch):
+    wanted = config("scaffold-m", world.path / "out", 1, 2)
+    first, held = world.server(wanted), ExitStack()
+    (world.path / "out").mkdir()
+    held.enter_context(locked(world.path / "out"))
+    first._sleep = lambda seconds: held.close()
+    first.run()
+    assert first.moment.round == 1
+    monkeypatch.setattr("kedge.flower.server.LOCKED", -1.0)
+    with locked(world.path / "out"), pytest.raises(InUseError, match="is in use: another process is writing to it"):
+        world.server(wanted | {"run.rounds": 2}).run()
+
+    @contextmanager
+    def refused():
+        raise UsageError("what is in use here is something else")
+        yield
+
+    other = world.server(wanted | {"run.rounds": 2})
+    other._sleep = pytest.fail
+    monkeypatch.setattr("kedge.flower.server.LOCKED", 60.0)
+    monkeypatch.setattr(other._record.directory, "opened", refused)
+    with pytest.raises(UsageError, match="something else"):
+        other.run()
 
 
 def test_a_simulation_does_not_continue_a_federation(world, capsys):
@@ -364,6 +391,7 @@ def refused(world, spoil):
         ("algorithm.eta", -1.0, "eta of ScaffoldM is -1, but must be above 0"),
         ("data.clients", "three", "data.clients is 'three', but must be a whole number of at least 1"),
         ("data.clients", 1, "run.cohort is 2, but there are 1 clients"),
+        ("model.widths", "200;100", "model.widths is '200;100', but must be whole numbers with commas, as in 200,100"),
         ("run.lost_replies", 0.1, "run.lost_replies is set, but a real federation loses replies on its own"),
         ("flower.min_replies", 3, "flower.min_replies is 3, but run.cohort is 2"),
         ("algorithm.name", "stem", "Stem is defined only for full participation"),

@@ -120,6 +120,21 @@ def test_what_is_stopped_goes_on_to_the_same_bits(tmp_path, processes):
         assert timeless(ended[name].rows) == timeless(run_config(job).history)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_is_raised_and_no_other_run_starts(tmp_path, processes):
+    jobs = {name: config(run__rounds=2000, run__eval_every=5, run__seed=seed) for seed, name in enumerate("abc")}
+
+    def watch(event):
+        if event.round >= 5 and not interrupted:
+            interrupted.append(event.name)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    interrupted = []
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(jobs, tmp_path, processes, watch)
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) <= processes
+
+
 def test_a_killed_process_loses_its_job_alone(tmp_path):
     jobs = {"endless": config(run__rounds=10**7, run__eval_every=5)} | {seed: config(run__seed=seed) for seed in (1, 2)}
     jobs = {str(name): job for name, job in jobs.items()}

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import kedge
+from kedge.errors import RunWarning
 from kedge.round import Form
+from kedge.runs.simulate import _forked
 
 PROBLEM = kedge.quadratics(clients=6, dim=4, sigma=1.0, samples=12, seed=2)
 
@@ -121,6 +123,56 @@ def test_a_callback_that_fails_is_named_and_the_run_can_be_resumed(tmp_path):
     ):
         play(Broken(), out=tmp_path / "run")
     assert torch.equal(play(out=tmp_path / "run", resume=True).server["x"], play().server["x"])
+
+
+class Closing:
+    def __init__(self, fails=()):
+        self.fails, self.seen = fails, []
+
+    def _told(self, moment):
+        self.seen.append(moment)
+        if moment in self.fails:
+            raise KeyboardInterrupt if moment == "on_round" else ValueError(moment)
+
+    def on_start(self, run):
+        self._told("on_start")
+
+    def on_round(self, run):
+        self._told("on_round")
+
+    def on_end(self, run):
+        self._told("on_end")
+
+    def on_failure(self, run):
+        self._told("on_failure")
+
+
+def test_a_failure_is_told_to_those_who_have_started_and_not_ended():
+    first, broken, last = Closing(), Closing(["on_start"]), Closing()
+    with pytest.raises(kedge.CallbackError):
+        play(first, broken, last)
+    assert [each.seen for each in (first, broken, last)] == [["on_start", "on_failure"], ["on_start"], []]
+    first, broken, last = Closing(), Closing(["on_end"]), Closing()
+    with pytest.raises(kedge.CallbackError):
+        play(first, broken, last, rounds=1)
+    told = ["on_start", "on_round", "on_end"]
+    assert [each.seen for each in (first, broken, last)] == [told, [*told, "on_failure"], [*told[:2], "on_failure"]]
+    once = Closing(["on_round", "on_failure"])  # a second Ctrl-C
+    with pytest.raises(KeyboardInterrupt), pytest.warns(RunWarning, match="Closing failed in on_failure: ValueError"):
+        play(once, first := Closing())
+    assert (once.seen[-1], first.seen) == ("on_failure", ["on_start", "on_failure"])
+    diverging = Closing()
+    with pytest.raises(kedge.DivergedError):
+        play(diverging, method=kedge.FedAvg(eta=1e30))
+    assert diverging.seen[-1] == "on_end"
+
+
+def test_the_random_state_of_the_runs_device_is_restored_too(monkeypatch):
+    restored = []
+    monkeypatch.setattr("torch.random.fork_rng", lambda devices: restored.append(devices))
+    for device in (torch.device("cuda", 1), torch.device("cpu")):
+        _forked(device)
+    assert restored == [[torch.device("cuda", 1)], []]
 
 
 @pytest.mark.parametrize("value", ["text", None, True, [1], torch.ones(2)])

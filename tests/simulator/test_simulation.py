@@ -22,6 +22,13 @@ def small(clients: int = 6, samples: int = 12, seed: int = 0, sizes: list[int] |
     return Federation(data, test=(rng.standard_normal((20, 4)).astype(np.float32), rng.integers(0, 3, 20)))
 
 
+def with_own_tests(label: int) -> Federation:
+    """Return a federation whose clients have test sets, the last with this label."""
+    data = small()
+    tests = [(torch.zeros(2, 4), torch.tensor([0, 1]))] * 5 + [(torch.zeros(2, 4), torch.tensor([0, label]))]
+    return Federation([data.client(i) for i in range(6)], client_tests=tests)
+
+
 def model(seed: int = 0, **options) -> nn.Module:
     return build_model("mlp", (4,), 3, seed=seed, widths=(5,), **options)
 
@@ -103,6 +110,17 @@ def test_clients_are_evaluated_on_their_own_data_when_asked():
     row = result.history[-1]
     assert row["clients_accuracy"] == pytest.approx(np.mean(accuracies))
     assert row["clients_accuracy_worst_decile"] == pytest.approx(min(accuracies))
+
+
+def test_an_ignored_label_of_a_clients_test_set_changes_no_bit_of_the_run():
+    plain, ignored = (play(federation=with_own_tests(label), eval_clients=True) for label in (2, -100))
+    assert torch.equal(plain.server["x"], ignored.server["x"])
+    assert ignored.simulation.loss is nn.functional.cross_entropy
+
+
+def test_a_run_that_has_ended_answers_questions():
+    asked = [play(threads=threads).simulation.ask(kedge.FullGradient()).mean["gradient"] for threads in (1, 2)]
+    assert torch.equal(*asked)
 
 
 def test_weight_decay_is_the_gradient_of_its_quadratic():
@@ -273,6 +291,7 @@ def test_a_run_directory_has_metrics_model_and_summary(tmp_path):
         ({"module": nn.Linear(5, 3)}, r"fails on a minibatch of shape \(4, 4\)"),
         ({"module": nn.Linear(4, 2)}, "label 2 is out of range: the model has 2 outputs"),
         ({"module": nn.Linear(4, 2), "loss": nn.CrossEntropyLoss()}, "label 2 is out of range"),
+        ({"federation": with_own_tests(7)}, "label 7 is out of range: the model has 3 outputs"),
         ({"module": nn.ReLU()}, "no parameter to train"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_client_smaller_than_its_minibatch_computes_its_exact_gradient():
 
 def test_a_default_cohort_that_is_too_large_is_everyone_and_a_chosen_one_is_refused():
     data = federation([4] * 3)
-    with pytest.warns(RunWarning, match="cohort is 10 by default, but there are 3 clients: all of them take part"):
+    with pytest.warns(RunWarning, match="cohort is 10, a default, but there are 3 clients: all of them take part"):
         result = play(data, cohort=10)
     assert sorted(result.cohorts[0]) == [0, 1, 2]
     assert torch.equal(result.server["x"], play(data, cohort=None).server["x"])

@@ -76,6 +76,8 @@ def test_a_trial_finds_the_rate_that_works_and_survives_one_that_diverges():
     assert short.eta == max(short.losses)
     wild = try_rates(made.model, made.federation, kedge.FedAvg(eta=1e6), rules, 60, made.loss)
     assert math.inf in wild.losses.values()
+    falling = kedge.FedAvg(eta=kedge.schedules.cosine(0.3, 0.1, rounds=10))
+    assert try_rates(made.model, made.federation, falling, rules, 10, made.loss) == trial  # as at its start
 
 
 def test_the_command_compares_with_the_start_values():

@@ -64,7 +64,7 @@ def test_the_player_plays_what_the_simulator_plays(name):
             return self.gradients(x.expand(5, *x.shape), torch.arange(5)[:, None].expand(-1, len(x))).mean(0)
 
     algorithm = kedge.ALGORITHMS[name](eta=0.05)
-    mine = play(algorithm, World(), 6, local_steps_=3, replicas=2)
+    mine = play(algorithm, World(), 6, steps=3, replicas=2)
     theirs = kedge.simulate(
         made.model, made.federation, algorithm, 6, None, 3, None, loss=made.loss, callbacks=[kedge.theory.Diagnose()]
     )
@@ -77,7 +77,7 @@ def test_the_player_plays_what_the_simulator_plays(name):
 
 def test_replicas_have_their_own_cohorts_and_noise_of_the_stated_size():
     world = quadratic(6, sigma=2.0)
-    done = play(kedge.FedAvg(eta=1e-9, gamma=1e-9), world, 400, local_steps_=1, cohort=6, replicas=5)
+    done = play(kedge.FedAvg(eta=1e-9, gamma=1e-9), world, 400, steps=1, cohort=6, replicas=5)
     assert float(done.errors.mean()) == pytest.approx(2.0**2 / 6, rel=0.1)
     sampled = play(kedge.FedAvg(eta=0.1), quadratic(6), 3, cohort=2, replicas=5).server.x
     assert len({tuple(x.tolist()) for x in sampled}) == 5

@@ -30,7 +30,12 @@ class _Logger:
         """Pass on the rest, and close."""
         if run.leads:
             self._pass_on(run)
-            self._close()
+            self._close(failed=False)
+
+    def on_failure(self, run: LiveRun) -> None:
+        """Close, and say that the run failed."""
+        if run.leads:
+            self._close(failed=True)
 
     def _pass_on(self, run: LiveRun) -> None:
         for row in run.history[self._logged :]:
@@ -44,7 +49,7 @@ class _Logger:
     def _write(self, run: LiveRun, round: int, values: dict[str, float]) -> None:
         raise NotImplementedError
 
-    def _close(self) -> None:
+    def _close(self, *, failed: bool) -> None:
         pass
 
 
@@ -92,7 +97,7 @@ class TensorBoardLogger(_Logger):
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
 
-    def _close(self) -> None:
+    def _close(self, *, failed: bool) -> None:
         self._writer.close()
 
 
@@ -120,8 +125,8 @@ class WandbLogger(_Logger):
     def _write(self, run: LiveRun, round: int, values: dict[str, float]) -> None:
         self.run.log(values, step=round)
 
-    def _close(self) -> None:
-        self.run.finish()
+    def _close(self, *, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
 
 
 class MLflowLogger(_Logger):
@@ -156,6 +161,6 @@ class MLflowLogger(_Logger):
         for name, value in values.items():
             self._client.log_metric(self.run_id, name, value, step=round)
 
-    def _close(self) -> None:
+    def _close(self, *, failed: bool) -> None:
         assert self.run_id is not None
-        self._client.set_terminated(self.run_id)
+        self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")

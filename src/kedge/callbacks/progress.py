@@ -39,6 +39,10 @@ class ProgressBar:
             self._bar.close()
             self._bar = None
 
+    def on_failure(self, run: LiveRun) -> None:
+        """Leave it too."""
+        self.on_end(run)
+
     def _said(self, run: LiveRun) -> str:
         row: Row = run.history[-1] if run.history else {}
         names = [self._metric] if self._metric else ["test_accuracy", "test_loss"]

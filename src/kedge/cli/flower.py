@@ -52,6 +52,11 @@ def new(directory: Path, config: Path | None, settings: list[str] | None, given:
 
 def write(directory: Path, config: Config, out: str) -> None:
     """Write the app of a configuration."""
+    write_app(directory, resolved(config), *_form(config), out)
+
+
+def _form(config: Config) -> tuple[tuple[int, ...], int]:
+    """Return the shape of a sample and the number of classes, or say why an app cannot be written."""
     if config.data.dataset not in DATASETS:
         raise UsageError(BUILT_IN)
     if config.model.loss not in (None, "cross-entropy"):
@@ -62,8 +67,7 @@ def write(directory: Path, config: Config, out: str) -> None:
     if DATASETS[config.data.dataset].make is not None:
         raise UsageError(f"the data set is {config.data.dataset}, but a federation needs one that has samples")
     federation = federation_of(config)
-    shape, classes = tuple(federation.features.shape[1:]), int(federation.labels.max()) + 1
-    write_app(directory, resolved(config), shape, classes, out)
+    return tuple(federation.features.shape[1:]), int(federation.labels.max()) + 1
 
 
 def _chosen(config: Path | None, settings: list[str] | None, given: Mapping[str, Any]) -> Config:
@@ -89,10 +93,11 @@ def demo(
         check_place(out)
         if out.exists() and any(out.iterdir()):
             raise UsageError(f"out is {out}, but that directory is not empty; nothing was overwritten")
+    form = _form(chosen)
     path = (out or make_new_directory(RUNS, f"flower-{name}")).absolute()
     with tempfile.TemporaryDirectory(prefix="kedge-flower-") as place, stopping(patient=True) as stop:
         work = Path(place)
-        write(work / "app", chosen, str(path))
+        write_app(work / "app", resolved(chosen), *form, str(path))
         with Loopback(work, warm=warm) as loop:
             output.print(f"{chosen.data.clients} SuperNodes and a SuperLink on 127.0.0.1:{loop.port}", highlight=False)
             loop.superlink()

@@ -79,8 +79,8 @@ def play(settings: Config, directory: RunDirectory, *, resume: bool = False) -> 
     """Run a configuration with its progress on display, in as many processes as it asks for."""
     workers = settings.run.workers
     if workers > 1 and not is_rank():
-        check_workers(workers, settings.run.shards)
-        with directory.opened():
+        with directory.opened():  # if it stays empty, what was created is removed
+            check_workers(workers, settings.run.shards)
             directory.write_configuration()
         _launch(settings, directory)
         return
@@ -137,7 +137,7 @@ def _play(settings: Config, directory: RunDirectory, *, resume: bool) -> None:
 
 
 def result_line(name: str, row: Mapping[str, Any], engine: str) -> str:
-    """Print the result of a run."""
+    """Return the result of a run in one line."""
     usual = f"test loss {figure(row.get('test_loss'))}, test accuracy {figure(row.get('test_accuracy'), '.2%')}"
     if "test_loss" not in row and (kind := next((kind for kind in CLIENTS if f"{kind}_loss" in row), None)):
         loss, accuracy = (row.get(f"{kind}_{each}") for each in ("loss", "accuracy"))

@@ -25,11 +25,12 @@ class ModelTraits(NamedTuple):
 
 
 def try_model(
-    flat: FlatModule, features: Input, labels: Tensor, loss: Loss, all_labels: Sequence[Tensor], who: str
-) -> ModelTraits:
+    flat: FlatModule, features: Input, labels: Tensor, loss: Loss, all_labels: Sequence[Tensor], who: str,
+    client_tests: Tensor | None = None,
+) -> ModelTraits:  # fmt: skip
     """Run the model on a minibatch and check all labels.
 
-    ``who`` explains why the minibatch is so small.
+    ``who`` explains why the minibatch is so small. The labels of ``client_tests`` do not decide the form of the loss.
     """
     device = labels.device
     buffers, before = flat.buffers.clone(), _random_state(device)
@@ -38,7 +39,7 @@ def try_model(
         output = called(flat.module, features)
         flat.check_tables()
         if is_cross_entropy(loss):
-            check_labels(scores(output), labels, all_labels)
+            check_labels(scores(output), labels, [*all_labels, *([] if client_tests is None else [client_tests])])
             loss = fitting(loss, output, all_labels)
         with warnings.catch_warnings():  # torch only warns of what is most likely not meant
             warnings.filterwarnings("error", message="Using a target size")

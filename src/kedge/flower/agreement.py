@@ -150,7 +150,10 @@ def _sections(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             if name not in kind.declared:
                 raise unknown(f"key of {section}", name, kind.declared)
     if isinstance(widths := sections["model"].get("widths"), str):  # Flower's values are no lists
-        sections["model"]["widths"] = [int(part) for part in widths.split(",") if part.strip().isdecimal()]
+        parts = [part.strip() for part in widths.split(",") if part.strip()]
+        if not all(part.isdecimal() for part in parts):
+            raise UsageError(f"model.widths is {shown(widths)}, but must be whole numbers with commas, as in 200,100")
+        sections["model"]["widths"] = [int(part) for part in parts]
     return sections
 
 

@@ -51,7 +51,7 @@ def run_node(arguments: Sequence[str], say: Callable[[str], object] = print) -> 
     if program is None:
         raise UsageError(f"there is no program {node[0]}, which Flower installs, beside this Python or on PATH")
     commands = [[program, *node[1:]], *([] if executor is None else [executor])]
-    processes = [subprocess.Popen(command, env=os.environ | {"PATH": path}) for command in commands]
+    processes: list[subprocess.Popen[bytes]] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         for process in processes:
@@ -59,6 +59,8 @@ def run_node(arguments: Sequence[str], say: Callable[[str], object] = print) -> 
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        for command in commands:  # one by one: if the second cannot start, the first is ended
+            processes.append(subprocess.Popen(command, env=os.environ | {"PATH": path}))  # noqa: PERF401
         while all(process.poll() is None for process in processes):
             time.sleep(0.2)
     finally:

@@ -7,8 +7,8 @@ this process dies, the next one resumes from the last checkpoint. Clients are to
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from kedge.client import FlatModule, Loss
 from kedge.errors import FailedRunError, UsageError
+from kedge.files import InUseError
 from kedge.flower.agreement import Agreement
 from kedge.flower.arrays import Spec
 from kedge.flower.checkpoint import Checkpoint, Progress
@@ -83,10 +84,12 @@ class Server:
         self._record = Record(Path(agreed.flower.out), agreed, self._flat, test, loss)
         self._checkpoint = Checkpoint(self._record.directory.checkpoints)
         self._opened = False
+        self._cached: Rounds | None = None
 
     def run(self) -> None:
         """Play the rounds that are left."""
-        with self._locked():
+        with ExitStack() as held:
+            self._lock(held)
             finished = self._restore()
             if finished:
                 log(INFO, "the run in %s is finished", self._record.directory.path)
@@ -98,22 +101,16 @@ class Server:
             self._record.finish(self.moment)
             log(INFO, "the run is finished; it is in %s", self._record.directory.path)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self, held: ExitStack) -> None:
         end = time.monotonic() + LOCKED
         while True:
             try:
-                held = self._record.directory.opened()
-                held.__enter__()
-                break
-            except UsageError as error:
-                if "is in use" not in str(error) or time.monotonic() > end:
+                held.enter_context(self._record.directory.opened())
+                return
+            except InUseError:
+                if time.monotonic() > end:
                     raise
                 self._sleep(1)
-        try:
-            yield
-        finally:
-            held.__exit__(None, None, None)
 
     # ---- where the run is
 
@@ -180,8 +177,6 @@ class Server:
             seed = noise_seed(self._checkpoint.directory) if agreed.settings.reply_transforms else None
             self._cached = Rounds(agreed.algorithm, agreed.settings, known, forms=False, noise_seed=seed)
         return self._cached
-
-    _cached: Rounds | None = None
 
     # ---- playing
 

@@ -10,8 +10,10 @@ replaced, so it works only with versions it was tried with, and says so with any
 import os
 import signal
 import sys
+import traceback
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 TRIED = ("1.41.",)
 """Versions of Flower with which this was tried."""
@@ -32,6 +34,24 @@ def is_supported() -> bool:
     return (
         hasattr(TaskType, "CLIENT_APP") and hasattr(SubprocessExecutor, "launch") and hasattr(LaunchResult, "accepted")
     )
+
+
+def end_with(function: Callable[[], object]) -> NoReturn:
+    """Call a function and end this process, a fork, without the clean-up that is for its parent to do."""
+    code = 1
+    try:
+        try:
+            function()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        # os._exit flushes nothing.
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def main() -> None:
@@ -57,18 +77,16 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         if os.fork() == 0:
-            code = 1
-            try:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                sys.argv = ["flwr-clientapp", "--runtime-api-address", spec.runtime_api_address, "--token", spec.token]
-                sys.argv += ["--parent-pid", str(spec.parent_pid)] if spec.parent_pid is not None else []
-                trusted = spec.root_certificates_path
-                sys.argv += ["--insecure"] if spec.insecure else ["--root-certificates", trusted] if trusted else []
-                flwr_clientapp()
-                code = 0
-            finally:
-                os._exit(code)
+            end_with(lambda: answer(spec))
         return LaunchResult.accepted()
+
+    def answer(spec: Any) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sys.argv = ["flwr-clientapp", "--runtime-api-address", spec.runtime_api_address, "--token", spec.token]
+        sys.argv += ["--parent-pid", str(spec.parent_pid)] if spec.parent_pid is not None else []
+        trusted = spec.root_certificates_path
+        sys.argv += ["--insecure"] if spec.insecure else ["--root-certificates", trusted] if trusted else []
+        flwr_clientapp()
 
     subprocess_executor.SubprocessExecutor.launch = launch  # type: ignore[method-assign]
     flower_superexec()

@@ -92,8 +92,7 @@ def run_batch(
         watch: called in this process for every job that ends, and for running ones at every evaluation and, in
             between, a few times per second.
         stop: called at least a few times per second; True stops every run after its round, with a checkpoint. So does
-            Ctrl-C where there are several at once; it is then raised. What was stopped or not started is missing from
-            the result.
+            Ctrl-C, which is then raised. What was stopped or not started is missing from the result.
         models: whether a finished run whose model is missing is played again; if not, the summary's hash will do.
 
     A run that fails, diverges, or whose process is killed says so and does not stop the others; calling again tries
@@ -235,7 +234,9 @@ def _play(job: QueuedRun, config: Config, send: Send, stop: Stop) -> None:
     try:
         directory = RunDirectory(job.path, resolved(job.config), resume=True)
         callbacks = [Watch(watch), StopWhen(stop)]
-        run_config(config, _problem(_Wanted(job.problem, config)), directory, callbacks, resume=True)
+        result = run_config(config, _problem(_Wanted(job.problem, config)), directory, callbacks, resume=True)
+        if result.interrupted:  # the other runs must not start
+            raise KeyboardInterrupt
     except DivergedError:
         pass  # its directory says so
     except (UsageError, WriteError) as problem:

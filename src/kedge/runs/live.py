@@ -6,6 +6,7 @@ A callback is any object with one or more of these methods; each gets the live r
     on_evaluate(run, row)   after a round that was evaluated; row["name"] = value adds a column
     on_round(run)           after every round, when its row is in the history
     on_end(run)             after the last round, even if the run was stopped or diverged
+    on_failure(run)         instead, if an error or a second Ctrl-C ends the run: close what is open, and ask nothing
 
 In a run of several processes, every process calls its callbacks, because `run.ask` needs all of them. `run.leads` is
 true in one of them, and its rows are kept.
@@ -13,7 +14,9 @@ true in one of them, and its rows are kept.
 
 import numbers
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge.client import Metric
-from kedge.errors import UsageError, shown
+from kedge.errors import RunWarning, UsageError, shown
 from kedge.round import AnyExchange
 from kedge.runs.reader import Row
 from kedge.simulator import Answer, Simulation
 
-MOMENTS = ("on_start", "on_evaluate", "on_round", "on_end")
+MOMENTS = ("on_start", "on_evaluate", "on_round", "on_end", "on_failure")
 
 
 class CallbackError(RuntimeError):
@@ -141,20 +144,42 @@ class Callbacks:
                 methods = ", ".join(MOMENTS)
                 raise UsageError(f"{shown(one)} is not a callback: it must be an object with one of {methods}")
         self._objects = objects
+        self._started = self._ended = 0  # how many of them, in this order
 
     def tell(self, moment: str, *arguments: Any) -> None:
         """Call the method ``moment`` of every object that has it."""
-        for one in self._objects:
-            method = getattr(one, moment, None)
-            if method is None:
-                continue
-            try:
-                method(*arguments)
-            except Exception as error:
-                text = f"the callback {type(one).__name__} failed in {moment}: {type(error).__name__}: {error}"
-                raise CallbackError(text) from error
-            if moment == "on_evaluate":
-                _check_row(type(one).__name__, arguments[1])
+        for number, one in enumerate(self._objects, 1):
+            _call(one, moment, *arguments)
+            if moment == "on_start":
+                self._started = number
+            elif moment == "on_end":
+                self._ended = number
+
+    @contextmanager
+    def closed_on_failure(self, run: LiveRun) -> Iterator[None]:
+        """If something fails, call `on_failure` of the objects that have started and not ended."""
+        try:
+            yield
+        except BaseException:
+            for one in self._objects[self._ended : self._started]:
+                try:
+                    _call(one, "on_failure", run)
+                except CallbackError as error:  # what failed first is raised
+                    warnings.warn(str(error), RunWarning, stacklevel=2)
+            raise
+
+
+def _call(one: object, moment: str, *arguments: Any) -> None:
+    method = getattr(one, moment, None)
+    if method is None:
+        return
+    try:
+        method(*arguments)
+    except Exception as error:
+        text = f"the callback {type(one).__name__} failed in {moment}: {type(error).__name__}: {error}"
+        raise CallbackError(text) from error
+    if moment == "on_evaluate":
+        _check_row(type(one).__name__, arguments[1])
 
 
 def _check_row(name: str, row: Row) -> None:

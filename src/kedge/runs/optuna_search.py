@@ -26,7 +26,7 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._axes = axes
-        self._worst = 0.0 if maximize else math.inf
+        self._worst = -math.inf if maximize else math.inf
         storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute() / FILE}")
         self._study = optuna.create_study(
             storage=storage, study_name="kedge", direction="maximize" if maximize else "minimize", load_if_exists=True

@@ -4,7 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def simulate(
         loss: ``loss(output, y)``, a mean over the samples; cross-entropy if None.
         out: a new directory for metrics, checkpoints, model and summary.
         resume: continue from the last checkpoint in ``out``, if any. The result is that of an uninterrupted run.
-        callbacks: objects with any of the methods on_start, on_evaluate, on_round and on_end, which see the live run
-            (`kedge.LiveRun`), may add columns to its rows, ask its clients, and stop it.
+        callbacks: objects with any of the methods on_start, on_evaluate, on_round, on_end and on_failure, which see the
+            live run (`kedge.LiveRun`), may add columns to its rows, ask its clients, and stop it.
         metrics: your own metrics by name, as in ``{"f1": f1}``: functions of all outputs and targets of the test set,
             or objects of torchmetrics. The column of "f1" is ``test_f1``.
         {settings}
@@ -132,8 +132,11 @@ def simulate(
             return True
 
         # The model's own random numbers are keyed; the caller's random state is left as it was.
-        keyed = torch.random.fork_rng(devices=[], enabled=run.random)
-        with keyed, closing(run), record.opened(resume, rounds), stopping_on_interrupt(live.interrupt):
+        keyed = _forked(run.flat.initial.device) if run.random else nullcontext()
+        with (
+            keyed, closing(run), record.opened(resume, rounds), told.closed_on_failure(live),
+            stopping_on_interrupt(live.interrupt),
+        ):  # fmt: skip
             tell("on_start")
             for done in range(run.round + 1, rounds + 1):
                 before = run.moment.state.x
@@ -162,6 +165,11 @@ def simulate(
             record.finish(final.model)
             tell("on_end")
         return final
+
+
+def _forked(device: torch.device) -> AbstractContextManager[None]:
+    """Restore torch's random state at the end, also that of the device."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _evaluates_clients(run: Simulation, asked: bool, *, given: bool) -> bool:

@@ -66,9 +66,10 @@ class Pool:
                 future.cancel()
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads; from now on, `map` runs on the thread that calls it."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
 def _one_thread() -> None:

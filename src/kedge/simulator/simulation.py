@@ -100,8 +100,9 @@ class Simulation:
         smallest = int(data.sizes.argmin())
         rows = data.indices[smallest][:size]
         labels = [data.labels] if data.test is None else [data.labels, data.test[1]]
+        own = None if data.client_tests is None else data.client_tests.labels
         who = f"batch_size is {size}" if size else f"client {smallest} has {len(rows)} sample"
-        return try_model(self.flat, *data.samples.take(rows), self.loss, labels, who)
+        return try_model(self.flat, *data.samples.take(rows), self.loss, labels, who, own)
 
     def _hire(self, name: str, threads: int | None, device: torch.device) -> Pool:
         def engines(count: int) -> list[Engine]:
@@ -381,7 +382,7 @@ def _everyone(settings: Settings, clients: int) -> Settings:
         or settings.cohort not in (declared.default, declared.start)
     ):
         return settings
-    text = f"cohort is {settings.cohort} by default, but there are {clients} clients: all of them take part"
+    text = f"cohort is {settings.cohort}, a default, but there are {clients} clients: all of them take part"
     warnings.warn(text, RunWarning, stacklevel=4)
     return settings.model_copy(update={"cohort": None})
 

@@ -159,8 +159,9 @@ def try_rates(
     """Run an algorithm for a few rounds with a third, once and three times its eta, and look at f.
 
     Where the best lies at an edge, the next one is tried too, twice at most. f is the mean over the clients of their
-    training loss, each on at most 200 samples.
+    training loss, each on at most 200 samples. If eta is a schedule, it is that of the first round.
     """
+    eta = algorithm.at(0).eta
     rounds, loss = whole("rounds", rounds, 1), loss or cross_entropy
     oracle = Oracle(model, federation, loss, 0.0, settings.seed)
     parts = [Part(rows[:200], 1 / len(federation)) for rows in oracle.federation.indices]
@@ -169,7 +170,7 @@ def try_rates(
 
     def attempt(factor: float) -> None:
         nonlocal gradients
-        tried = replace(algorithm, eta=_round(factor * algorithm.eta))
+        tried = replace(algorithm, eta=_round(factor * eta))
         with unwarned():
             run = Simulation(model, federation, tried, settings, loss)
         try:
@@ -189,4 +190,4 @@ def try_rates(
         if min(losses) < best < max(losses):
             break
         attempt(best * FACTORS[-1] if best == max(losses) else best / FACTORS[-1])
-    return Trial({_round(factor * algorithm.eta): losses[factor] for factor in sorted(losses)}, rounds, gradients)
+    return Trial({_round(factor * eta): losses[factor] for factor in sorted(losses)}, rounds, gradients)

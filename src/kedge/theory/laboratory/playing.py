@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm import Algorithm
-from kedge.costs import trace
-from kedge.exchange import Effort, Heard, Needs
+from kedge.exchange import Effort, Heard
 from kedge.local_steps import local_steps
+from kedge.round import Form
 from kedge.theory.laboratory.worlds import World
 
 
@@ -39,7 +39,7 @@ class Trajectory:
         return float(self.gradients.mean(0).max())
 
     def end(self, share: float = 0.25) -> float:
-        """The same over the last rounds."""
+        """Mean |∇f|² over the last rounds and the replicas."""
         last = self.gradients[-max(1, int(share * len(self.gradients))) :]
         return float(last.mean())
 
@@ -57,7 +57,7 @@ def play(
     world: World,
     rounds: int,
     *,
-    local_steps_: int = 10,
+    steps: int = 10,
     cohort: int | None = None,
     replicas: int = 4,
     seed: int = 0,
@@ -72,8 +72,9 @@ def play(
     state = type(first)(*(vector.expand(N, *vector.shape).clone() for vector in first))
     lanes = torch.arange(replicas)
     gradients, errors, drifts = [], [], []
-    needs = _needs(algorithm)
-    gamma = getattr(algorithm, "gamma", None) or algorithm.eta * local_steps_
+    (exchange,) = algorithm.exchanges(0, 0)
+    needs = Form.of(algorithm, exchange).needs
+    gamma = getattr(algorithm, "gamma", None) or algorithm.eta * steps
     for round in range(-1, rounds):
         before, drift = server.x, 0.0
         exact = world.mean_gradient(before) if round >= 0 else before
@@ -83,7 +84,7 @@ def play(
         everyone = torch.arange(N).unsqueeze(1).expand(-1, replicas)
         for exchange in algorithm.opening() if round < 0 else algorithm.exchanges(round, 0):
             rows = everyone if exchange.cohort == "everyone" or round < 0 else sampled
-            effort = exchange.effort(Effort(local_steps_))
+            effort = exchange.effort(Effort(steps))
             own = type(state)(*(vector[rows, lanes] for vector in state))
             down = exchange.broadcast(server)
             begin = exchange.start(down, own).expand(len(rows), *before.shape)
@@ -104,17 +105,10 @@ def play(
             for vector, value in zip(state, new, strict=True):
                 vector[rows, lanes] = value.expand_as(begin)
             mean = type(up)(*(value.mean(0) for value in up))
-            server = exchange.fold(server, mean, Heard(len(rows) / N, local_steps_))
+            server = exchange.fold(server, mean, Heard(len(rows) / N, steps))
         if round >= 0:
             step = (before - server.x) / gamma
             gradients.append(exact.square().sum(-1))
             errors.append((exact - step).square().sum(-1))
             drifts.append(torch.as_tensor(drift).expand(replicas))
     return Trajectory(torch.stack(gradients), torch.stack(errors), torch.stack(drifts), server)
-
-
-def _needs(algorithm: Algorithm[Any, Any]) -> Needs:
-    """Return what the algorithm's replies read of the local steps."""
-    x = torch.zeros(2)
-    (exchange,) = algorithm.exchanges(0, 0)
-    return trace(algorithm, exchange, algorithm.init_server(x), algorithm.init_client(x), Effort(1), {}).cost.needs

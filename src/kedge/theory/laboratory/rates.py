@@ -20,12 +20,12 @@ def speed_up(scale: Budget) -> Finding:
     for count in clients:
         world = quadratic(count, zeta=0.0, sigma=10.0, alike=True, low=0.3)
         by_clients.append(
-            play(FedAvgM(eta=0.001, beta=0.2, gamma=0.3), world, rounds, local_steps_=4, replicas=replicas).end(0.8)
+            play(FedAvgM(eta=0.001, beta=0.2, gamma=0.3), world, rounds, steps=4, replicas=replicas).end(0.8)
         )
     for count in steps:
         world = quadratic(4, zeta=0.0, sigma=10.0, alike=True, low=0.3)
         by_steps.append(
-            play(FedAvgM(eta=0.001, beta=0.2, gamma=0.3), world, rounds, local_steps_=count, replicas=replicas).end(0.8)
+            play(FedAvgM(eta=0.001, beta=0.2, gamma=0.3), world, rounds, steps=count, replicas=replicas).end(0.8)
         )
     over_clients, over_steps = fitted(clients, by_clients), fitted(steps, by_steps)
     good = abs(over_clients.slope + 1) < 0.15 and abs(over_steps.slope + 1) < 0.15
@@ -69,7 +69,7 @@ def participation(scale: Budget) -> Finding:
     world = quadratic(clients, zeta=3.0, low=0.3)
     needed: dict[str, list[float]] = {"SCAFFOLD": [], "SCAFFOLD-M": []}
     for cohort in cohorts:
-        given = {"local_steps_": 2, "cohort": cohort, "replicas": replicas}
+        given = {"steps": 2, "cohort": cohort, "replicas": replicas}
         found: dict[str, list[float]] = {"SCAFFOLD": [], "SCAFFOLD-M": []}
         for gamma in gammas:
             tries = [("SCAFFOLD", Scaffold(eta=0.001, gamma=gamma))]
@@ -137,9 +137,7 @@ def exponents(scale: Budget) -> Finding:
         for rounds in lengths:
             chosen = settings(name, constants, rounds)
             made = chosen.make()
-            means.setdefault(label, []).append(
-                play(made, world, rounds, local_steps_=4, replicas=scale.replicas).mean()
-            )
+            means.setdefault(label, []).append(play(made, world, rounds, steps=4, replicas=scale.replicas).mean())
             bounds.setdefault(label, []).append(chosen.bound)
     fits = {label: fitted(lengths, values) for label, values in means.items()}
     theory = {label: fitted(lengths, values) for label, values in bounds.items()}
@@ -155,9 +153,8 @@ def exponents(scale: Budget) -> Finding:
             + ", ".join(f"{label} {fit} (its bound: {theory[label].slope:.2f})" for label, fit in fits.items())
             + ".",
             "The bounds are for the worst smooth function; here the exponents come from how far the settings' steps "
-            "lead in R "
-            "rounds: γR grows as R^½ without and as R^⅔ with variance reduction, because its noise allows a longer "
-            "step.",
+            "lead in R rounds: γR grows as R^½ without and as R^⅔ with variance reduction, because its noise allows a "
+            "longer step.",
         ),
         panels=(
             Panel(
@@ -188,7 +185,7 @@ def every_bound(scale: Budget) -> Finding:
         for name in ("fedavg-m", "fedavg-m-vr", "scaffold-m", "scaffold-m-vr"):
             for cohort in (None,) if name.startswith("fedavg") else (None, 2):
                 chosen = settings(name, world.constants(cohort, 5), rounds, alternative=name.endswith("vr"))
-                done = play(chosen.make(), world, rounds, local_steps_=5, cohort=cohort, replicas=scale.replicas)
+                done = play(chosen.make(), world, rounds, steps=5, cohort=cohort, replicas=scale.replicas)
                 label = name if cohort is None else f"{name}, 2 of 10"
                 shares.setdefault(label, []).append(done.worst() / chosen.bound)
     worst = max(share for values in shares.values() for share in values)
@@ -199,9 +196,8 @@ def every_bound(scale: Budget) -> Finding:
         holds=worst <= 1,
         as_stated=worst <= 1,
         sentences=(
-            f"On {len(worlds)} problems ({', '.join(title for title, _ in worlds)}), with the theorems' settings, "
-            "the mean |∇f|² of every replica "
-            f"is at most {100 * worst:.2g} % of its bound.",
+            f"On {len(worlds)} problems ({', '.join(title for title, _ in worlds)}), with the theorems' settings, the "
+            f"mean |∇f|² of every replica is at most {100 * worst:.2g} % of its bound.",
         ),
         panels=(
             Panel(

@@ -34,11 +34,9 @@ def heterogeneity(scale: Budget) -> Finding:
         sentences=(
             f"From ζ = 10 to 10⁴ the floor of FedAvg (eta 0.01) grows {grows:.2g} times, as ζ².",
             "From ζ = 1 to 10⁴ the mean |∇f|² of FedAvg-M with the theorem's settings changes by a factor of "
-            f"{flat:.3g}, "
-            "and stays below its bound.",
+            f"{flat:.3g}, and stays below its bound.",
             f"But FedAvg with the same two rates is as flat (a factor of {flat_shared:.3g}): the theorem makes eta "
-            "fall as "
-            "1/ζ, and that, not the momentum, is what removes ζ on these problems.",
+            "fall as 1/ζ, and that, not the momentum, is what removes ζ on these problems.",
         ),
         panels=(
             Panel(
@@ -74,8 +72,7 @@ def fixed_point(scale: Budget) -> Finding:
         holds=max(apart) < 1e-6,
         as_stated=True,
         sentences=(
-            f"At their limit without noise the two are at the same point to {max(apart):.1g} of its distance from "
-            "the "
+            f"At their limit without noise the two are at the same point to {max(apart):.1g} of its distance from the "
             f"optimum, for beta from {betas[-1]:g} to 1.",
         ),
         panels=(
@@ -115,18 +112,14 @@ def constant_rate(scale: Budget) -> Finding:
         as_stated=False,
         sentences=(
             f"At a constant eta, from beta = 1 to {betas[-1]:g}, the floor of FedAvg-M falls {falls:.3g} times, as "
-            "β². That of "
-            f"FedAvg-M-VR stays (a factor of {stays:.2g}): only a smaller eta lowers it, so the printed claim does "
-            "not hold "
-            "for it (erratum E6).",
+            f"β². That of FedAvg-M-VR stays (a factor of {stays:.2g}): only a smaller eta lowers it, so the printed "
+            "claim does not hold for it (erratum E6).",
             f"It is not the drift: at beta = {betas[-1]:g} a client of FedAvg-M ends a round "
-            f"{drifts['FedAvg-M'][-1]:.2g} (squared) "
-            f"from the server's model, one of FedAvg-M-VR {drifts['FedAvg-M-VR'][-1]:.2g}, both far less than the "
-            f"{drifts['FedAvg-M'][0]:.2g} at beta = 1. But what the drift adds to a local gradient has the weight "
-            "beta in "
-            "FedAvg-M and the weight 1 in FedAvg-M-VR, while the gradient at the server's model has the weight beta "
-            "in both: "
-            "so their ratio, which is the bias, falls with beta only in FedAvg-M.",
+            f"{drifts['FedAvg-M'][-1]:.2g} (squared) from the server's model, one of FedAvg-M-VR "
+            f"{drifts['FedAvg-M-VR'][-1]:.2g}, both far less than the {drifts['FedAvg-M'][0]:.2g} at beta = 1. But "
+            "what the drift adds to a local gradient has the weight beta in FedAvg-M and the weight 1 in FedAvg-M-VR, "
+            "while the gradient at the server's model has the weight beta in both: so their ratio, which is the bias, "
+            "falls with beta only in FedAvg-M.",
         ),
         panels=(
             Panel(
@@ -182,26 +175,19 @@ def step_or_momentum(scale: Budget) -> Finding:
         holds=max(tuned) < 3 and off < 0.35 and kept > 0.3,
         as_stated=False,
         sentences=(
-            "FedAvg with two rates (local βη, server γ) takes the same effective steps as FedAvg-M (local η, "
-            "momentum β, server "
-            "γ). The maps show log10 of FedAvg's final |∇f|² over that of FedAvg-M: above 0, momentum helps beyond "
-            "the step.",
+            "FedAvg with two rates (local βη, server γ) takes the same effective steps as FedAvg-M (local η, momentum "
+            "β, server γ). The maps show log10 of FedAvg's final |∇f|² over that of FedAvg-M: above 0, momentum helps "
+            "beyond the step.",
             f"Each at its best γ of {', '.join(f'{g:g}' for g in gammas)} times 1/L, FedAvg's error is at most "
-            f"{max(tuned):.2g} "
-            f"times that of FedAvg-M (median {sorted(tuned)[len(tuned) // 2]:.2g}): with a tuned step there is "
-            "little left for "
-            "momentum.",
+            f"{max(tuned):.2g} times that of FedAvg-M (median {sorted(tuned)[len(tuned) // 2]:.2g}): with a tuned "
+            "step there is little left for momentum.",
             f"Both at the long step γ = {LONG:g}/L, momentum is better by more than half in {helped} of {len(long)} "
-            "cells, those "
-            "with noise or with few clients per round.",
+            "cells, those with noise or with few clients per round.",
             f"At γ = {BEYOND:g}/L FedAvg has diverged or is ten thousand times worse in {100 * kept:.0f} % of the "
-            "cells, while "
-            "FedAvg-M is stable in them.",
-            "The theory of linear systems predicts it: the floor of noise is λγ/(2 - λγ) per curvature λ for "
-            "FedAvg, and "
-            "λγ/(2 - λγβ/(2-β)) for FedAvg-M. They are the same for short steps and differ where FedAvg comes near "
-            "its limit "
-            f"λγ = 2. Measured and predicted ratios agree to {100 * (math.exp(off) - 1):.0f} %.",
+            "cells, while FedAvg-M is stable in them.",
+            "The theory of linear systems predicts it: the floor of noise is λγ/(2 - λγ) per curvature λ for FedAvg, "
+            "and λγ/(2 - λγβ/(2-β)) for FedAvg-M. They are the same for short steps and differ where FedAvg comes "
+            f"near its limit λγ = 2. Measured and predicted ratios agree to {100 * (math.exp(off) - 1):.0f} %.",
         ),
         panels=tuple(panels),
         numbers={"tuned": max(tuned), "stable": kept, "off": off},
@@ -223,7 +209,7 @@ def _cell(
         one = FedAvg(eta=BETA * eta, gamma=gamma)
         other = FedAvgM(eta=eta, beta=BETA, gamma=gamma)
         for found, algorithm in ((plain, one), (momentum, other)):
-            done = play(algorithm, world, rounds, local_steps_=steps, cohort=cohort, replicas=scale.replicas)
+            done = play(algorithm, world, rounds, steps=steps, cohort=cohort, replicas=scale.replicas)
             found[gamma] = done.end()
     return plain, momentum
 
@@ -234,7 +220,7 @@ def _predicted(scale: Budget) -> Panel:
     world = quadratic(zeta=0.0, sigma=1.0, alike=True, low=1.0)
     ratios = []
     for gamma in gammas:
-        given = {"local_steps_": 4, "replicas": 4 * scale.replicas}
+        given = {"steps": 4, "replicas": 4 * scale.replicas}
         one, other = FedAvg(eta=0.001, gamma=gamma), FedAvgM(eta=0.005, beta=BETA, gamma=gamma)
         ends = [play(each, world, scale.rounds(600), **given).end(0.8) for each in (one, other)]  # type: ignore[arg-type]
         ratios.append(ends[0] / ends[1])
