@@ -28,8 +28,6 @@ best point of a finer grid. Everything else is *open*. A run that does not reach
 where that flatters the line that is ahead in more than a quarter of its runs, the comparison is *not measurable*, and
 open."""
 
-UNCHECKED = "**At this scale no second-best points and no finer grid were run**: nothing here was checked in that way."
-
 BEYOND_WORDS = {"reproduced": "holds", "not reproduced": "does not hold"}
 """A claim that the paper does not make cannot be reproduced."""
 
@@ -62,7 +60,7 @@ def write(
         *(["The experiment makes none."] if not experiment.claims else []),
         *(_finding(finding, said_of(experiment.beyond)) for finding in findings),
         READING,
-        *([] if {"second", "finer"} <= set(plan.protocols) else [UNCHECKED]),
+        *unchecked(plan),
     ]
     for panel in experiment.panels_at(plan.scale):
         for protocol in plan.protocols:
@@ -75,6 +73,13 @@ def write(
     if plan.scale == "smoke":
         parts.append("**This is the smoke scale: it shows that everything runs, and is evidence of nothing.**")
     return "\n\n".join(parts) + "\n"
+
+
+def unchecked(plan: Plan) -> list[str]:
+    """Say which of the checks were not run."""
+    checks = {"second": "second-best points were", "finer": "finer grid was"}
+    missing = [said for protocol, said in checks.items() if protocol not in plan.protocols]
+    return [f"**At this scale no {said} run**: nothing here was checked in that way." for said in missing]
 
 
 def _versions() -> str:
