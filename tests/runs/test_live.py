@@ -198,3 +198,15 @@ def test_a_single_callback_must_be_in_a_list():
 def test_what_is_no_callback_is_refused(wrong):
     with pytest.raises(kedge.UsageError, match="is not a callback: it must be an object with one of on_start"):
         play(wrong)
+
+
+def test_a_callback_that_writes_into_what_it_is_handed_changes_no_bit():
+    class Careless:
+        def on_start(self, run):
+            run.server["x"].add_(1)
+
+        def on_round(self, run):
+            run.server["g"].sub_(run.ask(kedge.FullGradient()).mean["gradient"])
+            run.client(run.cohort[0])["c_i"].zero_()
+
+    assert torch.equal(play(Careless()).server["x"], play().server["x"])

@@ -52,3 +52,12 @@ def test_a_default_cohort_that_is_too_large_is_everyone_and_a_chosen_one_is_refu
     assert torch.equal(result.server["x"], play(data, cohort=None).server["x"])
     with pytest.raises(kedge.UsageError, match="cohort is 9, but the federation has 3 clients"):
         play(data, cohort=9)
+
+
+def test_a_minibatch_far_larger_than_any_client_costs_no_more_than_the_client_has():
+    data = federation([4, 3])
+    with pytest.warns(RunWarning):
+        huge = play(data, cohort=None, batch_size=10**9)
+    with pytest.warns(RunWarning):
+        large = play(data, cohort=None, batch_size=10)
+    assert torch.equal(huge.server["x"], large.server["x"])

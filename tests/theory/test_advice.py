@@ -127,3 +127,9 @@ def test_a_run_with_the_settings_of_the_theorem_keeps_its_bound(name, capsys, tm
     run = kedge.read_run("run")
     assert run.config["algorithm"]["gamma"] < 1 / 24 / 0.5
     assert sum(row["gradient_norm2"] for row in run.rows) / len(run.rows) <= bound
+
+
+def test_a_run_with_so_few_rounds_that_the_opening_costs_more_takes_the_settings_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = ["run", *CHEAP, "--settings", "theory", "--rounds", "1", "--local-steps", "1", "--cohort", "1"]
+    assert execute([*one, "--algorithm", "scaffold-m", "--out", "run"]) == 0

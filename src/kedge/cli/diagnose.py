@@ -16,6 +16,7 @@ from kedge.schedules import at
 from kedge.settings import Settings
 from kedge.theory import Advice, Constants, Measured, Trial, advise, measure, try_rates
 from kedge.theory import settings as of_theorem
+from kedge.theory.theorems import has_alternative
 
 MEANINGS = {
     "L": "L, the largest curvature of a client's loss",
@@ -127,7 +128,7 @@ def theory_settings(settings: Config, problem: Problem) -> dict[str, Any]:
     measured = measured_of(settings, problem)
     found = of_theorem(name, measured, rounds)
     most = settings.run.local_steps * rounds
-    if found.opening_batches is not None and found.opening_batches > most:
+    if found.opening_batches is not None and found.opening_batches > most and has_alternative(name):
         found = of_theorem(name, measured, rounds, alternative=True)
     hyper = found.hyper()
     said = ", ".join(f"{key} {value:.3g}" for key, value in hyper.items())

@@ -54,6 +54,7 @@ class Federation:
     """What the clients are called, if they were given in a dict."""
     origin: Mapping[str, Any] | None = None
     """What `kedge.load_federation` made it from; None if it did not."""
+    _loaded: tuple[tuple[Any, int], ...] = ()
 
     def __init__(
         self,
@@ -308,9 +309,23 @@ class Federation:
         moved.indices = self.indices.to(device)
         moved.test = None if self.test is None else (mapped(move, self.test[0]), move(self.test[1]))
         tests = self.client_tests
-        moved.origin = self.origin
         moved.names, moved.client_tests = self.names, None if tests is None else tests.to(dtype, device)
-        return moved
+        return moved.loaded_from(self.origin) if self.origin is not None and self.is_as_loaded else moved
+
+    def loaded_from(self, origin: Mapping[str, Any]) -> Self:
+        """Note what made this federation, and what it holds now."""
+        self.origin, self._loaded = origin, self._holds()
+        return self
+
+    @property
+    def is_as_loaded(self) -> bool:
+        """Whether it still holds what `origin` made, as far as torch notices changes."""
+        pairs = zip(self._loaded, self._holds(), strict=False)
+        return all(one is other and before == after for (one, before), (other, after) in pairs)
+
+    def _holds(self) -> tuple[tuple[Any, int], ...]:
+        parts = [self.features, self.labels, self.indices, self.client_tests, *(self.test or (None, None))]
+        return tuple((part, part._version if isinstance(part, Tensor) else 0) for part in parts)
 
     def __repr__(self) -> str:
         real = self.labels.is_floating_point()

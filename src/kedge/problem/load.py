@@ -71,8 +71,7 @@ def load_federation(
     if client_tests and holdout:
         made = made.held_out(holdout)
     made.test = None if made.test is None else _some(made.test, test_samples, seed)
-    made.origin = {key: value for key, value in origin.items() if value is not None}
-    return made
+    return made.loaded_from({key: value for key, value in origin.items() if value is not None})
 
 
 def _held_out(samples: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:

@@ -28,7 +28,7 @@ from kedge.runs.own import (
     sha256,
     taken,
 )
-from kedge.runs.rebuild import refuse_missing
+from kedge.runs.rebuild import outputs_of, refuse_missing
 from kedge.runs.settings import Config as Config
 from kedge.runs.settings import SimulationSettings
 from kedge.runs.simulate import Result, simulate
@@ -222,7 +222,7 @@ def problem_of(config: Config) -> Problem:
         made = make(data.clients, seed=config.run.seed, **own)
         return Problem(made.model, made.federation, made.loss)
     federation, name, seed = federation_of(config), model_name(config), config.run.seed
-    plain, classes = isinstance(federation.features, Tensor), _outputs(federation)
+    plain, classes = isinstance(federation.features, Tensor), outputs_of(federation)
     shape = tuple(federation.features.shape[1:]) if plain else None
     if found := places(name):
         model = own_model(found[0], options | {"input_shape": shape, "classes": classes}, seed)
@@ -231,14 +231,6 @@ def problem_of(config: Config) -> Problem:
     else:
         model = build_model(name, shape, classes, seed=seed, **options)
     return Problem(model, federation, loss_of(config.model.loss))
-
-
-def _outputs(federation: Federation) -> int | None:
-    """Return how many outputs a model of this data has: the classes, or the numbers of a target; None if unknown."""
-    labels = federation.labels
-    if not len(labels):
-        return None
-    return labels[0].numel() if labels.is_floating_point() or labels.ndim > 1 else int(labels.max()) + 1
 
 
 def federation_of(config: Config) -> Federation:

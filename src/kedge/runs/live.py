@@ -73,8 +73,8 @@ class LiveRun:
 
     @property
     def server(self) -> dict[str, Tensor]:
-        """The server's vectors by name: `x`, and whatever else the algorithm keeps."""
-        return self._simulation.server
+        """Copies of the server's vectors by name: `x`, and whatever else the algorithm keeps."""
+        return _copied(self._simulation.server)
 
     @property
     def model(self) -> nn.Module:
@@ -108,8 +108,8 @@ class LiveRun:
         return self._simulation.processes.leads
 
     def client(self, number: Any) -> dict[str, Tensor]:
-        """Return a client's own vectors by name; the client is given by its number or name."""
-        return self._simulation.client(number)
+        """Return copies of a client's own vectors by name; the client is given by its number or name."""
+        return _copied(self._simulation.client(number))
 
     def ask(self, exchange: AnyExchange, clients: Iterable[Any] | None = None) -> Answer:
         """Ask clients (None: all) a question such as `kedge.FullGradient`; no trace is left, no cost is counted."""
@@ -167,6 +167,10 @@ class Callbacks:
                 except CallbackError as error:  # what failed first is raised
                     warnings.warn(str(error), RunWarning, stacklevel=2)
             raise
+
+
+def _copied(vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: vector.clone() for name, vector in vectors.items()}
 
 
 def _call(one: object, moment: str, *arguments: Any) -> None:

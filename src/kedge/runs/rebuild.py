@@ -5,18 +5,20 @@ same. What is missing stands in the section `python`.
 """
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kedge.algorithm import Algorithm
 from kedge.algorithms import ALGORITHMS
 from kedge.errors import UsageError
 from kedge.own_code import SHA256
-from kedge.problem import Federation, model_origin
+from kedge.problem import Federation, build_model, model_origin
 from kedge.problem.quadratic import QuadraticModel, mean_output
 from kedge.runs.own import entry_of
 from kedge.runs.settings import Config, RunSettings, SimulationSettings
@@ -54,8 +56,12 @@ def described(
     missing = []
     if federation.origin is None:
         missing.append("the federation was not made by kedge.load_federation")
+    elif not federation.is_as_loaded:
+        missing.append("the federation was changed after kedge.load_federation")
     if not whole and not made:
         missing.append(f"the model {type(model).__name__} was not made by kedge.build_model")
+    if made and not _is_as_built(model, made, federation):
+        missing.append("the model is not the one that kedge.build_model makes for this data with this seed")
     if (loss or cross_entropy) is not (mean_output if whole else cross_entropy):
         missing.append(f"the loss is {getattr(loss, '__name__', type(loss).__name__)}")
     missing += [
@@ -70,6 +76,33 @@ def described(
     except UsageError as error:
         missing.append(str(error))
     return sections | ({PYTHON: {MISSING: missing}} if missing else {})
+
+
+def outputs_of(federation: Federation) -> int | None:
+    """Return how many outputs a model of this data has: the classes, or the numbers of a target; None if unknown."""
+    labels = federation.labels
+    if not len(labels):
+        return None
+    return labels[0].numel() if labels.is_floating_point() or labels.ndim > 1 else int(labels.max()) + 1
+
+
+def _is_as_built(model: nn.Module, made: Mapping[str, Any], federation: Federation) -> bool:
+    """Whether building a model again, for the shapes of the data, makes this one."""
+    features = federation.features
+    if not isinstance(features, Tensor) or tuple(features.shape[1:]) != made["shape"]:
+        return False
+    options = {key: value for key, value in made.items() if key not in ("name", "shape", "classes")}
+    again = build_model(made["name"], made["shape"], outputs_of(federation) or made["classes"], **options)
+    pairs = itertools.zip_longest(_tensors(model), _tensors(again))
+    return all(
+        one is not None and other is not None and one[0] == other[0] and one[1].dtype == other[1].dtype
+        and one[1].requires_grad == other[1].requires_grad and torch.equal(one[1].cpu(), other[1])
+        for one, other in pairs
+    )  # fmt: skip
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(model.named_parameters(), model.named_buffers())
 
 
 def _algorithm(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Any]]:

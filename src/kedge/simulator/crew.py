@@ -49,10 +49,11 @@ class Crew:
         """Divide a cohort into groups that run together: equal efforts within a group, and work for every thread."""
         engine, threads = self.pool.engines[0], len(self.pool.engines)
         size, minibatches = self.rules.settings.batch_size, efforts[0].minibatches
-        most = engine.group(None if size is None or minibatches is None else size * minibatches)
         small = size is not None and minibatches is not None and int(samples.min()) < size
         if small or any(effort != efforts[0] for effort in efforts):
             most = 1
+        else:
+            most = engine.group(None if size is None or minibatches is None else size * minibatches)
         count = max(-(-len(efforts) // most), min(len(efforts), threads))
         ends = [len(efforts) * part // count for part in range(count + 1)]
         return [slice(begin, end) for begin, end in itertools.pairwise(ends)]

@@ -140,7 +140,7 @@ class Simulation:
             effort = exchange.effort(most)
             if settings.batch_size is not None and effort.minibatches is not None:
                 # For each sample: a number, an index and a candidate for it.
-                size = 24 * effort.steps * effort.minibatches * settings.batch_size
+                size = 24 * effort.steps * effort.minibatches * min(settings.batch_size, int(sizes.max()))
                 affordable(f"one client's {effort.steps * effort.minibatches} minibatches", size)
 
     # ---- where the run is

@@ -129,7 +129,7 @@ def settings(
             f"the theorem of {name} needs every client in every round, but cohort is {known.S} of {known.N}; "
             "those of scaffold-m and scaffold-m-vr do not"
         )
-    if alternative and kind not in (FedAvgMVR, ScaffoldMVR):
+    if alternative and not has_alternative(kind):
         raise UsageError(f"alternative is True, but the theorem of {name} has only one choice")
     if kind in (FedAvgM, FedAvgMVR) and math.isinf(known.initial_gradients):
         raise UsageError(f"zeta is inf, so the theorem of {name} needs G0, the mean of |∇f_i(x^0)|² over the clients")
@@ -142,6 +142,11 @@ def settings(
     return TheorySettings(
         kind, found.q / (known.K * L), found.beta, found.u / L, found.B, R, found.rest, found.conditions
     )
+
+
+def has_alternative(algorithm: str | type[Algorithm[Any, Any]] | Algorithm[Any, Any]) -> bool:
+    """Whether the theorem of an algorithm has a second choice of beta and B."""
+    return _theorem(algorithm)[0] in (FedAvgMVR, ScaffoldMVR)
 
 
 def fedavg_m(p: Letters, alternative: bool = False) -> Chosen:
