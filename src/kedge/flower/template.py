@@ -27,7 +27,7 @@ name = "kedge-federation"
 version = "1.0.0"
 description = "{algorithm} on a real federation"
 license = "Apache-2.0"
-dependencies = ["kedge[flower]"]
+dependencies = []  # install kedge beforehand from its repository, on the server and on every client
 
 [tool.hatch.build.targets.wheel]
 packages = ["."]
