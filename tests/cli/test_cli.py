@@ -128,6 +128,47 @@ def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
     assert configs == [{"name": "fedavg", "eta": 0.3}, {"name": "fedavg-m", "eta": 0.7, "beta": 0.5}]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--algorithms", "fedavg,fedavg-m"],
+            "eta and beta were tuned for digits, 40 clients, not for this problem; tune them",
+        ),
+        (
+            ["--algorithms", "fedavg"],
+            "eta was tuned for digits, 40 clients, not for this problem; tune it with kedge sweep",
+        ),
+        (["--algorithms", "fedavg-m", "--eta", "0.1"], "beta was tuned"),
+        (["--algorithms", "fedavg-m", "--eta", "0.1", "--set", "fedavg-m.beta=0.5"], None),
+        (["--algorithms", "fedavg,fedpd", "--set", "fedavg.eta=0.1", "--cohort", "all"], None),
+    ],
+)
+def test_compare_says_once_that_its_rates_were_tuned_for_another_problem(arguments, said, capsys):
+    command = ["compare", *QUICK, "--seeds", "1", "--jobs", "1", "--out", "one", *arguments]
+    for _ in range(2):
+        assert execute(command) == 0
+        error = capsys.readouterr().err
+        assert error.count("tuned for digits") == (said is not None)
+        assert said is None or said in error
+
+
+def test_compare_says_nothing_of_its_rates_on_the_problem_that_they_were_tuned_for(capsys):
+    assert execute(["compare", "--rounds", "1", "--seeds", "1", "--algorithms", "fedavg", "--seed", "3"]) == 0
+    assert "tuned" not in capsys.readouterr().err
+
+
+def test_a_comparison_with_fewer_rounds_replaces_no_longer_one(tmp_path, capsys):
+    command = ["compare", *QUICK, "--jobs", "1", "--seeds", "1", "--out", "one", "--algorithms"]
+    assert execute([*command, "fedavg,scaffold"]) == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    assert execute([*command, "fedavg", "--rounds", "2"]) == 2
+    assert capsys.readouterr().err == ("kedge: rounds is 2, but the comparison in one has 4; nothing was overwritten\n")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert execute([*command, "fedavg", "--rounds", "5"]) == 0
+
+
 def test_a_comparison_goes_on_when_one_run_diverges(capsys):
     command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--set", "fedavg.eta=1e30"]
     assert execute([*command, "--jobs", "1"]) == 0
