@@ -301,7 +301,18 @@ def _no_network(*_, **__):
         (["reproduce", "mlp-full", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["run", "--rounds", "few"], "Invalid value for '--rounds'"),
         (["run", "--nonsense"], "No such option"),
-        (["run", "--set", "run.round=3"], "key of run 'round' does not exist; did you mean 'rounds'?"),
+        (["run", "--set", "run.round=3"], "[run] has no setting 'round'; did you mean 'rounds'?"),
+        (["run", "rounds.toml"], "rounds is outside a section; it belongs in [run]"),
+        (["compare", "rounds.toml"], "rounds is outside a section; it belongs in [run]"),
+        (["run", "--set", "run.alpha=3"], "[run] has no setting 'alpha'; it belongs in [data]"),
+        (["run", "--engine", "fast"], "engine 'fast' does not exist; known: "),
+        (["run", "--loss", "huber"], "loss 'huber' does not exist; known: "),
+        (["run", "--lr", "0.1"], "No such option: --lr; kedge calls it --eta\n"),
+        (["compare", "--learning_rate", "0.1"], "No such option: --learning-rate; kedge calls it --eta\n"),
+        (["sweep", "--epochs", "1"], "No such option: --epochs; kedge calls it --local-epochs\n"),
+        (["run", "--batch", "1"], "No such option: --batch; kedge calls it --batch-size\n"),
+        (["run", "--optimizer", "adam"], "No such option: --optimizer; kedge calls it --local-update\n"),
+        (["run", "--num-clients", "3"], "No such option: --num-clients; kedge calls it --clients\n"),
         (["run", "--set", "runs.rounds=3"], "section 'runs' does not exist; did you mean 'run'?"),
         (["run", "--set", "rounds"], "--set is 'rounds', but must have the form key=value"),
         (["run", "--set", "algorithm.opening_batches=1.5"], "must be a whole number"),
@@ -343,6 +354,7 @@ def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch,
     monkeypatch.setattr("urllib.request.urlopen", _no_network)
     (tmp_path / "broken.toml").write_text("[run\n")
     (tmp_path / "flat.toml").write_text("algorithm = 3\n")
+    (tmp_path / "rounds.toml").write_text("rounds = 10\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("precious")
     before = sorted(tmp_path.rglob("*"))
@@ -352,6 +364,12 @@ def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch,
     assert sentence in error
     assert error.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [["runn"], ["theory", "veryfy"], ["flower", "nods"]])
+def test_the_nearest_command_is_proposed_once(arguments, capsys):
+    assert execute(arguments) == 2
+    assert capsys.readouterr().err.count("Did you mean") == 1
 
 
 def test_ctrl_c_exits_with_130_and_leaves_what_was_done(tmp_path):

@@ -29,6 +29,7 @@ from kedge.runs.config import Config, check, division, resolved
 from kedge.runs.directory import check_place
 from kedge.runs.own import places, short_name
 from kedge.runs.reader import StoredRun
+from kedge.runs.settings import SETTINGS, outside
 
 WIDTH = 160
 """The width of the table where nobody looks at it."""
@@ -123,6 +124,8 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
         raise UsageError("algorithms is empty, but must name at least one")
     for name, section in raw.items():
         if not isinstance(section, dict):
+            if name in {key.partition(".")[2] for key in SETTINGS}:
+                raise outside(name, section)
             raise UsageError(f"{name} is {section!r}, but must be a section")
     shorts = [options.short_name(name) for name in ids]
     common = {name: section for name, section in raw.items() if name not in {*ALGORITHMS, *ALIASES, *shorts}}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge.errors import UsageError
-from kedge.runs.settings import SETTINGS, Config
+from kedge.runs.settings import SETTINGS, Config, both_lengths, is_complete
 from kedge.runs.toml import load_toml, merged, parse_value
 from kedge.schedules import Schedule
 from kedge.settings import Setting
@@ -99,7 +99,16 @@ def configuration(file: Path | None, settings: list[str] | None, given: Given) -
     """Merge a file, `--set` and the options, in this order; nothing is checked yet."""
     changes = [_assignment(text) for text in settings or []]
     changes += [(key, _read(key, value)) for key, value in given.items()]
-    return merged(load_toml(file) if file is not None else {}, changes)
+    there = load_toml(file) if file is not None else {}
+    result = merged(there, changes)
+    changed = {key for key, _ in changes}
+    run = result.get("run")
+    if not isinstance(run, dict) or not {"local_steps", "local_epochs"} <= set(run):
+        return result
+    # Passes replace the steps of a file; and the complete configuration that a run writes has both.
+    if "run.local_steps" in changed or not ("run.local_epochs" in changed or is_complete(there["run"])):
+        raise both_lengths(run["local_steps"], run["local_epochs"])
+    return result
 
 
 def _read(key: str, value: Any) -> Any:
