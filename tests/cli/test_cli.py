@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kedge.cli.program import execute
 
@@ -193,12 +194,42 @@ def test_algorithms_lists_every_one(capsys):
     assert execute(["algorithms"]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n{name} " in printed for name in ALGORITHMS)
+    assert "what it is" in printed
+    assert "Other names: fedcm for fedavg-m." in printed
+
+
+def test_algorithms_says_what_a_narrow_terminal_does_not_show(capsys, monkeypatch):
+    console = Console(force_terminal=True, width=90, color_system=None)
+    monkeypatch.setattr("kedge.cli.algorithms.output", console)
+    assert execute(["algorithms"]) == 0
+    printed = capsys.readouterr().out
+    assert "what it is" not in printed
+    assert "A terminal of 120 columns also shows what each is; `kedge algorithms NAME` explains one." in printed
+
+
+def test_the_mean_of_rounds_keeps_its_half():
+    from kedge.cli.compare import _rounds
+
+    assert [_rounds(mean) for mean in (11.0, 11.5, 12.5, 37 / 3, None)] == ["11", "11.5", "12.5", "12.3", "-"]
+
+
+def test_a_run_prints_the_accuracy_of_the_clients_and_one_round_is_singular(capsys):
+    one = ["run", *QUICK, "--rounds", "1"]
+    assert execute([*one, "--client-tests", "0.25", "--eval-clients"]) == 0
+    printed = capsys.readouterr().out
+    assert "after 1 round: test loss " in printed
+    assert "%, mean clients test accuracy " in printed
+    assert "% (worst tenth " in printed
+    assert execute([*one, "--clients", "1", "--cohort", "1", "--partition", "iid"]) == 0
+    assert "Federation(1 client, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "title"), [("scaffold-m", "SCAFFOLD-M"), ("fedcm", "FedAvg-M")])
 def test_algorithms_detail_prints_one_section(capsys, name, title):
     assert execute(["algorithms", "--detail", name]) == 0
     printed = capsys.readouterr().out
+    assert execute(["algorithms", name]) == 0
+    assert capsys.readouterr().out == printed
     assert printed.strip().startswith(f"{title} (")
     for part in ("Local direction.", "Costs.", "Limit.", "Citation.", "Symbols."):
         assert part in printed

@@ -148,6 +148,9 @@ def sweep(
 
 
 def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(help="The same as --detail NAME.", metavar="[NAME]", show_default=False)
+    ] = None,
     detail: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Print everything about one: rule, rate, limit, hyper-parameters, source."),
@@ -159,7 +162,7 @@ def algorithms(
     """
     from kedge.cli.algorithms import algorithms
 
-    algorithms(detail)
+    algorithms(detail or name)
 
 
 @options.takes("data", "run.seed", without=["data.dim", "data.heterogeneity", "data.sigma"])

@@ -265,10 +265,15 @@ def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
         table.add_row(
             s.algorithm, _short(s.eta), _short(s.beta), accuracy, *map(_short, s.own.values()),
             figure(s.best_accuracy, ".1%"),
-            figure(s.final_loss, ".3g"), figure(s.rounds_to_target, ".0f"), figure(s.megabytes_to_target, ".1f"),
+            figure(s.final_loss, ".3g"), _rounds(s.rounds_to_target), figure(s.megabytes_to_target, ".1f"),
             figure(s.gradients, ".0f"), figure(s.seconds, ".1f"),
         )  # fmt: skip
     return table
+
+
+def _rounds(mean: float | None) -> str:
+    """Format a mean of rounds; one that is not whole has a decimal, so that no half is rounded away."""
+    return figure(mean, ".0f" if mean is None or mean.is_integer() else ".1f")
 
 
 def _short(value: object) -> str:

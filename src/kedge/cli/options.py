@@ -23,6 +23,9 @@ HYPER = {
 }
 """Hyper-parameters that many algorithms share, and their defaults in words: the algorithms declare them."""
 
+FILES = ("config.toml", "compare.toml")
+"""Configurations in the directory of a run or a comparison."""
+
 Given = Mapping[str, Any]
 """What the options of a command line set, by key, as in run.rounds."""
 
@@ -97,6 +100,10 @@ def _type(declared: Setting) -> Any:
 
 def configuration(file: Path | None, settings: list[str] | None, given: Given) -> dict[str, Any]:
     """Merge a file, `--set` and the options, in this order; nothing is checked yet."""
+    if file is not None and file.is_dir():
+        inside = next((file / name for name in FILES if (file / name).is_file()), None)
+        said = f"did you mean {inside}?" if inside else "it must be a file"
+        raise UsageError(f"the configuration {file} is a directory; {said}")
     changes = [_assignment(text) for text in settings or []]
     changes += [(key, _read(key, value)) for key, value in given.items()]
     there = load_toml(file) if file is not None else {}
