@@ -360,7 +360,7 @@ def _no_network(*_, **__):
         (["compare", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["compare", "--cohort", "50"], "cohort is 50, but the federation has 40 clients"),
         (["compare", "--out", "used"], "out is used, but that directory is not empty; nothing was overwritten"),
-        (["compare", "--target", "2"], "target is 2, but must be above 0 and at most 1"),
+        (["compare", "--target", "2"], "target is 2, but must be above 0 and at most 1, as in 0.93"),
         (["compare", "--algorithms", ","], "algorithms is empty"),
         (["compare", "--algorithms", "fedavg", "--set", "scaffold.eta=1"], "the comparison has only fedavg"),
         (["partition", "--dataset", "quadratics"], "quadratics has no labels"),

@@ -97,6 +97,13 @@ def test_simulate_answers_a_wrong_name_with_the_nearest_and_takes_no_processes()
         kedge.simulate(None, None, None, workers=2)
 
 
+def test_only_compare_says_that_each_algorithm_has_its_own_rate(run_help, capsys):
+    assert "Local learning rate. Default: 0.1." in run_help
+    assert execute(["compare", "--help"]) == 0
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert "Local learning rate. Default: each algorithm's own." in said
+
+
 def test_what_the_command_line_says_differently_is_explained_in_python():
     for said, arguments in (
         ("cohort is 'all', .* at least 1, or None for all clients", {"cohort": "all"}),

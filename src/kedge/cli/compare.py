@@ -64,7 +64,7 @@ def compare(
     seeds, target = about.seeds if seeds is None else seeds, about.target if target is None else target
     seeds = whole("seeds", 3 if seeds is None else seeds, 1, SEEDS)
     if target is not None and not 0 < target <= 1:
-        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
+        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1, as in 0.93")
     if jobs is not None:
         whole("jobs", jobs, 1)
     chosen = _chosen(algorithms, raw)

@@ -21,7 +21,7 @@ def export(places: Sequence[Path], kind: str, out: Path | None, target: float | 
     """Write the runs as a table."""
     check_format(kind)
     if target is not None and not 0 < target <= 1:
-        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
+        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1, as in 0.93")
     if out is None and kind not in TEXT:
         raise UsageError(f"format is {kind}, but only {' and '.join(TEXT)} can be printed; name a file with --out")
     if out is not None:

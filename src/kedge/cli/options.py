@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -51,11 +52,12 @@ def option_name(key: str) -> str:
 
 
 def takes(
-    *what: str, without: Collection[str] = (), defaults: bool = True
+    *what: str, without: Collection[str] = (), defaults: bool = True, starts: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of some sections or of some keys, but ``without`` others.
 
-    The command's first parameter gets those that were given. With ``defaults``, their help states the default.
+    The command's first parameter gets those that were given. With ``defaults``, their help states the default, which
+    ``starts`` words differently for some.
     """
     known = [*SETTINGS, *HYPER]
     keys = [key for each in what for key in known if key == each or key.startswith(f"{each}.")]
@@ -63,7 +65,7 @@ def takes(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        derived = [_parameter(name, key, defaults=defaults) for name, key in named.items()]
+        derived = [_parameter(name, key, starts, defaults=defaults) for name, key in named.items()]
 
         @wraps(command)
         def taking(**values: Any) -> None:
@@ -80,12 +82,13 @@ def takes(
     return decorate
 
 
-def _parameter(name: str, key: str, *, defaults: bool) -> inspect.Parameter:
+def _parameter(name: str, key: str, starts: Mapping[str, str], *, defaults: bool) -> inspect.Parameter:
     if key in SETTINGS:
         declared = SETTINGS[key]
         kind, panel, text, start = _type(declared), declared.panel, declared.help(), declared.start_text
     else:
         kind, panel, (text, start) = str, SETTINGS["algorithm.name"].panel, HYPER[key]
+    start = starts.get(key, start)
     text = f"{text} Default: {start}." if start and defaults else text
     option = typer.Option(help=text.replace("[", "\\["), rich_help_panel=panel)
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]

@@ -89,7 +89,7 @@ class AlgorithmSettings(Section):
     panel = "Algorithm"
 
     name: str = setting("scaffold-m", "An id of `kedge algorithms`, or file.py:Class.", option="algorithm")
-    eta: float | Schedule = setting(0.1, "Local learning rate.", default_text="0.1; in compare each has its own")
+    eta: float | Schedule = setting(0.1, "Local learning rate.")
     sha256: str | None = setting(None, "SHA-256 of the source, if the name is file.py:Class.", option="")
 
 
