@@ -323,6 +323,7 @@ def run_config(dice: Dice) -> str:
     }  # fmt: skip
     if dice.random() < 0.2:
         run["local_epochs"] = dice.choice([0.001, 1, 2])
+        del run["local_steps"]
     method = {"name": dice.choice(ALGORITHM_NAMES), "eta": pick([1e-300, 0.01, 0.1], [1, 1e30])}
     if dice.random() < 0.2:
         method[dice.choice(["beta", "gamma", "opening_batches", "mu", "alpha"])] = dice.choice([0, 1, 2, 0.5, 1e300])

@@ -30,7 +30,8 @@ GAMMA = pytest.mark.parametrize("gamma", [None, 0.4], ids=["averaging", "gamma"]
 
 
 def run(algorithm: Any, problem: Any = NOISY, *, rounds: int = ROUNDS, **options: Any) -> kedge.Result:
-    settings = {"cohort": None, "local_steps": STEPS, "batch_size": BATCH, "seed": SEED, "eval_every": rounds}
+    settings = {"cohort": None, "batch_size": BATCH, "seed": SEED, "eval_every": rounds}
+    settings |= {} if "local_epochs" in options else {"local_steps": STEPS}
     return kedge.simulate(
         problem.model, problem.federation, algorithm, rounds=rounds, loss=problem.loss, **(settings | options)
     )

@@ -2,10 +2,18 @@
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Iterable
 
 SHOWN = 100
 """The most characters of a value that a message shows."""
+
+NEAR = 0.65
+"""How similar two names must be for one to be proposed for the other, from 0 to 1."""
+
+INSIDE = ("kedge", "contextlib")
+"""Packages whose lines are not the user's."""
 
 
 class UsageError(ValueError):
@@ -36,9 +44,22 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     names = sorted(known)
     if name.endswith(".py"):
         return UsageError(f"{kind} {shown(name)} is a file; name what is in it too, as in {shown(name + ':make')}")
-    near = difflib.get_close_matches(name[:SHOWN].lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-    return UsageError(f"{kind} {shown(name)} does not exist; {hint}")
+    return UsageError(f"{kind} {shown(name)} does not exist; {hint(name, names)}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return the nearest known name as a question, or the whole list if none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name[:SHOWN].lower(), names, n=1, cutoff=NEAR)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+
+
+def warn(text: str) -> None:
+    """Warn, at the line outside kedge that called it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in INSIDE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RunWarning, stacklevel=level)
 
 
 class LostProcessError(RuntimeError):

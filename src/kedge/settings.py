@@ -286,8 +286,8 @@ class Settings(Section):
     panel = "Federation"
 
     cohort: int | None = setting(
-        10, "S, the clients per round, drawn uniformly without replacement; {none} is all of them, and so is the "
-        "default if there are fewer.",
+        10, "S, the clients per round, drawn uniformly without replacement; {none} means all of them. If there are "
+        "fewer clients than the default, all take part.",
         at_least=1, word="all", configured=4,
     )  # fmt: skip
     local_steps: int = setting(16, "K, a client's local steps per round.", at_least=1, at_most=STEPS)
@@ -313,12 +313,13 @@ class Settings(Section):
     )
     lost_replies: float = setting(0.0, "The probability that a client's reply is lost.", at_least=0, below=1)
     seed: int = setting(
-        0, "Seeds cohorts, minibatches, dropout masks and lost replies; in a configuration, also data and model.",
+        0, "Seeds cohorts, minibatches, dropout masks and lost replies. On the command line and in a configuration it "
+        "also divides the data and initialises the model.",
         at_least=0, at_most=2**63 - 1,
     )  # fmt: skip
     shards: int = setting(
-        16, "Shards of clients: replies are summed within each, then over all. The most processes a run can have; "
-        "the number changes the last bits of the result.", at_least=1, at_most=SHARDS,
+        16, "Replies are summed within each shard of clients, then over the shards. A run can have at most this many "
+        "processes. The number changes the last bits of the result.", at_least=1, at_most=SHARDS,
     )  # fmt: skip
 
     def steps(self, samples: "NDArray[np.int64]") -> "NDArray[np.int64]":

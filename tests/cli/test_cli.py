@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kedge.cli.program import execute
 
@@ -128,6 +129,47 @@ def test_compare_takes_hyper_parameters_for_all_and_for_one(tmp_path):
     assert configs == [{"name": "fedavg", "eta": 0.3}, {"name": "fedavg-m", "eta": 0.7, "beta": 0.5}]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--algorithms", "fedavg,fedavg-m"],
+            "eta and beta were tuned for digits, 40 clients, not for this problem; tune them",
+        ),
+        (
+            ["--algorithms", "fedavg"],
+            "eta was tuned for digits, 40 clients, not for this problem; tune it with kedge sweep",
+        ),
+        (["--algorithms", "fedavg-m", "--eta", "0.1"], "beta was tuned"),
+        (["--algorithms", "fedavg-m", "--eta", "0.1", "--set", "fedavg-m.beta=0.5"], None),
+        (["--algorithms", "fedavg,fedpd", "--set", "fedavg.eta=0.1", "--cohort", "all"], None),
+    ],
+)
+def test_compare_says_once_that_its_rates_were_tuned_for_another_problem(arguments, said, capsys):
+    command = ["compare", *QUICK, "--seeds", "1", "--jobs", "1", "--out", "one", *arguments]
+    for _ in range(2):
+        assert execute(command) == 0
+        error = capsys.readouterr().err
+        assert error.count("tuned for digits") == (said is not None)
+        assert said is None or said in error
+
+
+def test_compare_says_nothing_of_its_rates_on_the_problem_that_they_were_tuned_for(capsys):
+    assert execute(["compare", "--rounds", "1", "--seeds", "1", "--algorithms", "fedavg", "--seed", "3"]) == 0
+    assert "tuned" not in capsys.readouterr().err
+
+
+def test_a_comparison_with_fewer_rounds_replaces_no_longer_one(tmp_path, capsys):
+    command = ["compare", *QUICK, "--jobs", "1", "--seeds", "1", "--out", "one", "--algorithms"]
+    assert execute([*command, "fedavg,scaffold"]) == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    assert execute([*command, "fedavg", "--rounds", "2"]) == 2
+    assert capsys.readouterr().err == ("kedge: rounds is 2, but the comparison in one has 4; nothing was overwritten\n")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert execute([*command, "fedavg", "--rounds", "5"]) == 0
+
+
 def test_a_comparison_goes_on_when_one_run_diverges(capsys):
     command = ["compare", *QUICK, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--set", "fedavg.eta=1e30"]
     assert execute([*command, "--jobs", "1"]) == 0
@@ -152,12 +194,42 @@ def test_algorithms_lists_every_one(capsys):
     assert execute(["algorithms"]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n{name} " in printed for name in ALGORITHMS)
+    assert "what it is" in printed
+    assert "Other names: fedcm for fedavg-m." in printed
+
+
+def test_algorithms_says_what_a_narrow_terminal_does_not_show(capsys, monkeypatch):
+    console = Console(force_terminal=True, width=90, color_system=None)
+    monkeypatch.setattr("kedge.cli.algorithms.output", console)
+    assert execute(["algorithms"]) == 0
+    printed = capsys.readouterr().out
+    assert "what it is" not in printed
+    assert "A terminal of 120 columns also shows what each is; `kedge algorithms NAME` explains one." in printed
+
+
+def test_the_mean_of_rounds_keeps_its_half():
+    from kedge.cli.compare import _rounds
+
+    assert [_rounds(mean) for mean in (11.0, 11.5, 12.5, 37 / 3, None)] == ["11", "11.5", "12.5", "12.3", "-"]
+
+
+def test_a_run_prints_the_accuracy_of_the_clients_and_one_round_is_singular(capsys):
+    one = ["run", *QUICK, "--rounds", "1"]
+    assert execute([*one, "--client-tests", "0.25", "--eval-clients"]) == 0
+    printed = capsys.readouterr().out
+    assert "after 1 round: test loss " in printed
+    assert "%, mean clients test accuracy " in printed
+    assert "% (worst tenth " in printed
+    assert execute([*one, "--clients", "1", "--cohort", "1", "--partition", "iid"]) == 0
+    assert "Federation(1 client, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "title"), [("scaffold-m", "SCAFFOLD-M"), ("fedcm", "FedAvg-M")])
 def test_algorithms_detail_prints_one_section(capsys, name, title):
     assert execute(["algorithms", "--detail", name]) == 0
     printed = capsys.readouterr().out
+    assert execute(["algorithms", name]) == 0
+    assert capsys.readouterr().out == printed
     assert printed.strip().startswith(f"{title} (")
     for part in ("Local direction.", "Costs.", "Limit.", "Citation.", "Symbols."):
         assert part in printed
@@ -260,7 +332,18 @@ def _no_network(*_, **__):
         (["reproduce", "mlp-full", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["run", "--rounds", "few"], "Invalid value for '--rounds'"),
         (["run", "--nonsense"], "No such option"),
-        (["run", "--set", "run.round=3"], "key of run 'round' does not exist; did you mean 'rounds'?"),
+        (["run", "--set", "run.round=3"], "[run] has no setting 'round'; did you mean 'rounds'?"),
+        (["run", "rounds.toml"], "rounds is outside a section; it belongs in [run]"),
+        (["compare", "rounds.toml"], "rounds is outside a section; it belongs in [run]"),
+        (["run", "--set", "run.alpha=3"], "[run] has no setting 'alpha'; it belongs in [data]"),
+        (["run", "--engine", "fast"], "engine 'fast' does not exist; known: "),
+        (["run", "--loss", "huber"], "loss 'huber' does not exist; known: "),
+        (["run", "--lr", "0.1"], "No such option: --lr; kedge calls it --eta\n"),
+        (["compare", "--learning_rate", "0.1"], "No such option: --learning-rate; kedge calls it --eta\n"),
+        (["sweep", "--epochs", "1"], "No such option: --epochs; kedge calls it --local-epochs\n"),
+        (["run", "--batch", "1"], "No such option: --batch; kedge calls it --batch-size\n"),
+        (["run", "--optimizer", "adam"], "No such option: --optimizer; kedge calls it --local-update\n"),
+        (["run", "--num-clients", "3"], "No such option: --num-clients; kedge calls it --clients\n"),
         (["run", "--set", "runs.rounds=3"], "section 'runs' does not exist; did you mean 'run'?"),
         (["run", "--set", "rounds"], "--set is 'rounds', but must have the form key=value"),
         (["run", "--set", "algorithm.opening_batches=1.5"], "must be a whole number"),
@@ -277,7 +360,7 @@ def _no_network(*_, **__):
         (["compare", "--jobs", "0"], "jobs is 0, but must be a whole number of at least 1"),
         (["compare", "--cohort", "50"], "cohort is 50, but the federation has 40 clients"),
         (["compare", "--out", "used"], "out is used, but that directory is not empty; nothing was overwritten"),
-        (["compare", "--target", "2"], "target is 2, but must be above 0 and at most 1"),
+        (["compare", "--target", "2"], "target is 2, but must be above 0 and at most 1, as in 0.93"),
         (["compare", "--algorithms", ","], "algorithms is empty"),
         (["compare", "--algorithms", "fedavg", "--set", "scaffold.eta=1"], "the comparison has only fedavg"),
         (["partition", "--dataset", "quadratics"], "quadratics has no labels"),
@@ -302,6 +385,7 @@ def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch,
     monkeypatch.setattr("urllib.request.urlopen", _no_network)
     (tmp_path / "broken.toml").write_text("[run\n")
     (tmp_path / "flat.toml").write_text("algorithm = 3\n")
+    (tmp_path / "rounds.toml").write_text("rounds = 10\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("precious")
     before = sorted(tmp_path.rglob("*"))
@@ -311,6 +395,12 @@ def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, monkeypatch,
     assert sentence in error
     assert error.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [["runn"], ["theory", "veryfy"], ["flower", "nods"]])
+def test_the_nearest_command_is_proposed_once(arguments, capsys):
+    assert execute(arguments) == 2
+    assert capsys.readouterr().err.count("Did you mean") == 1
 
 
 def test_ctrl_c_exits_with_130_and_leaves_what_was_done(tmp_path):

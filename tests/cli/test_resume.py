@@ -145,12 +145,25 @@ def test_a_write_that_fails_is_one_sentence_and_exit_1(capsys, monkeypatch):
     ("arguments", "sentence"),
     [
         (["resume"], "Missing argument"),
-        (["resume", "nowhere"], "nowhere has no config.toml, so it is not a directory of `kedge run`"),
+        (["resume", "nowhere"], "nowhere does not exist"),
+        (["resume", "empty"], "empty has no config.toml, so it is not a directory of `kedge run`"),
+        (["resume", "empty.toml"], "empty.toml is a file, but must be a run's directory"),
+        (["export-model", "nowhere"], "nowhere does not exist"),
+        (["export-model", "empty.toml"], "empty.toml is a file, but must be a run's directory"),
+        (["resume", "many"], "repeat the `kedge compare` command with --out many to resume"),
+        (["resume", "grid"], "repeat the `kedge sweep` command with --out grid to resume"),
+        (["run", "first"], "the configuration first is a directory; did you mean first/config.toml?"),
+        (["compare", "many"], "the configuration many is a directory; did you mean many/compare.toml?"),
+        (["run", "empty"], "the configuration empty is a directory; it must be a file"),
         (["run", "--checkpoint-every", "often"], "checkpoint_every is 'often', but must be a number of rounds"),
         (["run", "--checkpoint-every", "-1"], "checkpoint_every is '-1', but must be a number of rounds"),
     ],
 )
-def test_a_wrong_input_is_one_sentence_and_exit_2(capsys, arguments, sentence):
+def test_a_wrong_input_is_one_sentence_and_exit_2(tmp_path, capsys, arguments, sentence):
+    (tmp_path / "empty").mkdir()
+    for file in ("empty.toml", "first/config.toml", "many/compare.toml", "grid/sweep.toml"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
     assert execute(arguments) == 2
     assert sentence in capsys.readouterr().err
 

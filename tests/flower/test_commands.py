@@ -87,7 +87,7 @@ def test_a_new_app_divides_the_data_and_evaluates_as_the_simulator_does(tmp_path
     ("arguments", "sentence"),
     [
         (["new", "full"], "full exists and is not an empty directory; nothing was overwritten"),
-        (["new", "app", "--set", "run.nonsense=1"], "key of run 'nonsense' does not exist"),
+        (["new", "app", "--set", "run.nonsense=1"], "[run] has no setting 'nonsense'"),
         (["new", "app", "--dataset", "quadratics"], "the data set is quadratics, but a federation needs one that has"),
         (["demo", "--dataset", "quadratics"], "the data set is quadratics, but a federation needs one that has"),
         (["demo", "--out", "full"], "out is full, but that directory is not empty; nothing was overwritten"),

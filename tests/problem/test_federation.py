@@ -90,7 +90,7 @@ def test_repr_counts_clients_samples_labels_and_test_samples():
     federation = Federation([(X, y), (X, y)], (X, y))
     assert repr(federation) == "Federation(2 clients, 12 samples of shape (784,), 3 labels, 6 test samples)"
     real = Federation([(X, y / 2)])
-    assert repr(real) == "Federation(1 clients, 6 samples of shape (784,), real targets, no test set)"
+    assert repr(real) == "Federation(1 client, 6 samples of shape (784,), real targets, no test set)"
 
 
 class Unsized(Dataset):

@@ -82,7 +82,7 @@ def test_a_metric_cannot_take_the_place_of_a_name(tmp_path, capsys):
         (["export-model", "run", "--out", "there"], "nothing was overwritten"),
         (["export-model", "run", "--out", "new"], "model.safetensors cannot be read"),
         (["export-model", "unfinished", "--out", "new"], "a run writes its model when it ends"),
-        (["export-model", "nowhere", "--out", "new"], "has no model.safetensors"),
+        (["export-model", "nowhere", "--out", "new"], "nowhere does not exist"),
         (["export-model", "python", "--format", "onnx", "--out", "new"], "so its model cannot be built"),
         (["export-model", "other", "--format", "onnx", "--out", "new"], "does not fit the model of"),
         (["export-model", "own", "--format", "onnx", "--out", "new"], "runs only if you trust it"),

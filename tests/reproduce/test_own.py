@@ -235,7 +235,7 @@ def test_guessing_is_derived_from_the_data_of_every_panel_or_declared(place):
         ("[tuned]", '[tuned]\n"a\\nb" = 1', r"'tuned.a\nb' of the experiment study is wrong"),
         ("[base.data]", "[base.date]", "section 'date' does not exist; did you mean 'data'?"),
         ("rounds = 4", 'rounds = "4"', "run.rounds is '4', but must be a whole number"),
-        ("rounds = 4", "round = 4", "key of run 'round' does not exist; did you mean 'rounds'?"),
+        ("rounds = 4", "round = 4", "[run] has no setting 'round'; did you mean 'rounds'?"),
         ("rounds = 4", "rounds = 1" + "0" * 30, "run.rounds is 1"),
         ("rounds = 4", "seed = 4", "run.seed is set in study, but a scale says how many seeds there are"),
         ("rounds = 4", "eval_every = 4", "run.eval_every is set in study, but a scale says how many points"),

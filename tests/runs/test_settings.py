@@ -71,7 +71,7 @@ def test_a_new_setting_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(Config, "sections", {**Config.sections, "run": Patient})
     with pytest.raises(UsageError, match=r"^run\.patience is 1, but must be a whole number of at least 2$"):
         check({"run": {"patience": 1}})
-    with pytest.raises(UsageError, match="key of run 'patiense' does not exist; did you mean 'patience'"):
+    with pytest.raises(UsageError, match=r"\[run\] has no setting 'patiense'; did you mean 'patience'"):
         check({"run": {"patiense": 4}})
     assert resolved(check({"run": {"patience": 4}}))["run"]["patience"] == 4
     assert "| `patience` | `--patience` | whole number | 3 | at least 2 | Rounds without progress. |" in page.table(
@@ -95,6 +95,48 @@ def test_simulate_answers_a_wrong_name_with_the_nearest_and_takes_no_processes()
         kedge.simulate(None, None, None, lost_reply=0.1)
     with pytest.raises(UsageError, match="setting 'workers' does not exist; known: "):
         kedge.simulate(None, None, None, workers=2)
+
+
+def test_only_compare_says_that_each_algorithm_has_its_own_rate(run_help, capsys):
+    assert "Local learning rate. Default: 0.1." in run_help
+    assert execute(["compare", "--help"]) == 0
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert "Local learning rate. Default: each algorithm's own." in said
+
+
+def test_what_the_command_line_says_differently_is_explained_in_python():
+    for said, arguments in (
+        ("cohort is 'all', .* at least 1, or None for all clients", {"cohort": "all"}),
+        ("batch_size is 'full', .* at least 1, or None for all samples", {"batch_size": "full"}),
+        (r"algorithm is FedAvg, which is a class; pass an object, as in kedge.FedAvg\(eta=0.1\)", {}),
+    ):
+        with pytest.raises(UsageError, match=said):
+            kedge.simulate(None, None, None if arguments else kedge.FedAvg, **arguments)
+    with pytest.raises(UsageError, match="algorithm is 'fedavg', but must be an algorithm such as"):
+        kedge.sweep(None, None, "fedavg", {"eta": [0.1]})
+
+
+def test_local_steps_and_local_epochs_are_not_both_given(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    said = "local_steps is 5 and local_epochs is 1"
+    small = ["--dataset", "quadratics", "--clients", "3", "--cohort", "all", "--rounds", "1"]
+    (tmp_path / "both.toml").write_text("[run]\nlocal_steps = 5\nlocal_epochs = 1\n")
+    (tmp_path / "steps.toml").write_text("[run]\nlocal_steps = 5\n")
+    (tmp_path / "epochs.toml").write_text("[run]\nlocal_epochs = 1\n")
+    for arguments in (
+        ["--local-steps", "5", "--local-epochs", "1"],
+        ["--set", "run.local_steps=5", "--local-epochs", "1"],
+        ["both.toml"],
+        ["epochs.toml", "--local-steps", "5"],
+    ):
+        assert execute(["run", *arguments, *small]) == 2
+        assert said in capsys.readouterr().err
+    assert execute(["run", "steps.toml", "--local-epochs", "1", *small, "--out", "run"]) == 0
+    assert execute(["run", "run/config.toml", "--out", "again"]) == 0
+    assert execute(["resume", "run", "--rounds", "2"]) == 0
+    assert execute(["run", "run/config.toml", "--local-steps", "7", "--out", "third"]) == 2
+    with pytest.raises(UsageError, match=said):
+        kedge.simulate(None, None, None, local_steps=5, local_epochs=1)
 
 
 def test_words_stand_for_none_in_a_configuration_only():

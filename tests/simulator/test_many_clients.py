@@ -68,7 +68,7 @@ def test_a_window_is_as_good_as_a_list_of_its_indices():
     lists = kedge.Federation.from_indices(
         windows.features, windows.labels, [index.tolist() for index in windows.indices], windows.test
     )
-    run = {"rounds": 3, "cohort": 7, "local_steps": 3, "batch_size": 4, "weights": "size", "local_epochs": 2}
+    run = {"rounds": 3, "cohort": 7, "batch_size": 4, "weights": "size", "local_epochs": 2}
     model, method = kedge.build_model("mlp", (4,), 3, widths=(5,)), kedge.ScaffoldM(eta=0.1)
     one, other = (kedge.simulate(model, made, method, **run) for made in (windows, lists))
     assert torch.equal(one.server["x"], other.server["x"])

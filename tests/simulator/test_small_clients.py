@@ -19,7 +19,8 @@ def federation(sizes=SIZES):
 def play(data, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
-    settings = {"rounds": 3, "cohort": 4, "local_steps": 2, "batch_size": 4} | options
+    length = {} if "local_epochs" in options else {"local_steps": 2}
+    settings = {"rounds": 3, "cohort": 4, "batch_size": 4} | length | options
     return kedge.simulate(model, data, kedge.ScaffoldM(eta=0.1), **settings)
 
 
@@ -33,6 +34,14 @@ def test_a_small_client_takes_all_it_has_for_any_engine_and_number_of_threads():
         module = play(data, engine="module")
     assert torch.equal(one.server["x"], three.server["x"])
     torch.testing.assert_close(one.server["x"], module.server["x"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_warning_points_at_the_line_that_called_kedge(tmp_path):
+    for out in (None, tmp_path / "run"):
+        with pytest.warns(RunWarning) as said:
+            play(federation(), cohort=10, out=out)
+        assert {warning.filename for warning in said} == {__file__}
+        assert len(said) == 2
 
 
 def test_a_client_smaller_than_its_minibatch_computes_its_exact_gradient():

@@ -89,7 +89,10 @@ def resume(
     resume(directory, rounds, given, trust=trust)
 
 
-@options.takes("algorithm", "data", "model", "run", without=["algorithm.name", *PROCESSES])
+@options.takes(
+    "algorithm", "data", "model", "run", without=["algorithm.name", *PROCESSES],
+    starts={"algorithm.eta": "each algorithm's own", "algorithm.beta": "each algorithm's own"},
+)  # fmt: skip
 def compare(
     given: options.Given,
     config: options.ConfigFile = None,
@@ -105,7 +108,10 @@ def compare(
     ] = None,
     jobs: options.Jobs = None,
     set_: options.Set = None,
-    out: options.Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The directory: a new one, or that of a comparison to extend.", show_default=False),
+    ] = None,
     trust: consent.Trust = False,
 ) -> None:
     """Compare algorithms over several seeds on the same data, cohorts and minibatches.
@@ -139,8 +145,8 @@ def sweep(
 ) -> None:
     """Try many settings, several runs at once, and report which is best.
 
-    Every run has its own directory, DIR/runs/POINT-seedK. The same command resumes an interrupted sweep: finished runs
-    are not repeated, and the others resume from their checkpoints. More values or seeds extend the sweep.
+    Every run has its own directory, DIR/runs/POINT-seedK. The same command with --out DIR resumes an interrupted sweep:
+    finished runs are not repeated, and the others resume from their checkpoints. More values or seeds extend the sweep.
     """
     from kedge.cli.sweep import SweepOptions, sweep
 
@@ -148,6 +154,9 @@ def sweep(
 
 
 def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(help="The same as --detail NAME.", metavar="[NAME]", show_default=False)
+    ] = None,
     detail: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Print everything about one: rule, rate, limit, hyper-parameters, source."),
@@ -159,7 +168,7 @@ def algorithms(
     """
     from kedge.cli.algorithms import algorithms
 
-    algorithms(detail)
+    algorithms(detail or name)
 
 
 @options.takes("data", "run.seed", without=["data.dim", "data.heterogeneity", "data.sigma"])

@@ -25,16 +25,23 @@ from kedge.files import claimed, make_new_directory, refuse_link, write_csv
 from kedge.report.comparison import Runs, Summary, default_target, summarise
 from kedge.report.lines import named_lines
 from kedge.runs.batch import Event, rehearse, run_batch
-from kedge.runs.config import Config, check, division
+from kedge.runs.config import Config, check, division, resolved
 from kedge.runs.directory import check_place
 from kedge.runs.own import places, short_name
 from kedge.runs.reader import StoredRun
+from kedge.runs.settings import SETTINGS, outside
 
 WIDTH = 160
 """The width of the table where nobody looks at it."""
 
 SEEDS = 1000
 """The most seeds of a comparison."""
+
+PROBLEM = {
+    "data": ("dataset", "clients", "partition", "alpha"),
+    "run": ("cohort", "local_steps", "local_epochs", "batch_size", "local_update"),
+}
+"""What decides, besides the model, which eta and beta are good."""
 
 FILES = {FILE, "runs", "summary.csv", "curves.csv", "curves.png", "curves.svg", "report.html"}
 
@@ -57,10 +64,11 @@ def compare(
     seeds, target = about.seeds if seeds is None else seeds, about.target if target is None else target
     seeds = whole("seeds", 3 if seeds is None else seeds, 1, SEEDS)
     if target is not None and not 0 < target <= 1:
-        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
+        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1, as in 0.93")
     if jobs is not None:
         whole("jobs", jobs, 1)
     chosen = _chosen(algorithms, raw)
+    borrowed = _borrowed(chosen, raw)
     first = chosen[next(iter(chosen))]
     path = out or make_new_directory(RUNS, f"compare-{short_name(first.data.dataset)}")
     check_place(path)
@@ -68,6 +76,10 @@ def compare(
         chosen, seeds = _extended(path, chosen, seeds, trust=trust)
         for settings in chosen.values():
             rehearse(settings)
+        if borrowed and not _is_tuned(first):
+            were, them = ("were", "them") if len(borrowed) > 1 else ("was", "it")
+            note = f"{' and '.join(borrowed)} {were} tuned for digits, 40 clients, not for this problem"
+            errors.print(f"{note}; tune {them} with kedge sweep", soft_wrap=True)
         write_file(path, chosen, seeds, target)
         with stopping() as stop:
             runs, failures = _run_all(chosen, seeds, path, jobs, stop)
@@ -90,7 +102,7 @@ def _extended(path: Path, chosen: dict[str, Config], seeds: int, *, trust: bool)
     about, raw = there
     consent.allow([], [*(about.algorithms or []), *consent.named_in(raw)], path / FILE, trust=trust)
     before = _chosen(",".join(about.algorithms or []), raw)
-    check_alike(next(iter(before.values())), next(iter(chosen.values())))
+    check_alike(path, next(iter(before.values())), next(iter(chosen.values())))
     run = next(iter(chosen.values())).run
     kept = {name: config.model_copy(update={"run": run}) for name, config in before.items() if name not in chosen}
     return kept | chosen, max(seeds, about.seeds or 1)
@@ -112,6 +124,8 @@ def _chosen(names: str, raw: dict[str, Any]) -> dict[str, Config]:
         raise UsageError("algorithms is empty, but must name at least one")
     for name, section in raw.items():
         if not isinstance(section, dict):
+            if name in {key.partition(".")[2] for key in SETTINGS}:
+                raise outside(name, section)
             raise UsageError(f"{name} is {section!r}, but must be a section")
     shorts = [options.short_name(name) for name in ids]
     common = {name: section for name, section in raw.items() if name not in {*ALGORITHMS, *ALIASES, *shorts}}
@@ -150,6 +164,23 @@ def _participating(chosen: dict[str, Config]) -> dict[str, Config]:
 def tuned() -> dict[str, dict[str, float]]:
     """Return the hyper-parameters that the grid on the default problem found."""
     return tomllib.loads((resources.files("kedge.cli") / "tuned.toml").read_text(encoding="utf-8"))
+
+
+def _borrowed(chosen: dict[str, Config], raw: dict[str, Any]) -> list[str]:
+    """Return the hyper-parameters, of any algorithm, whose values are the tuned ones because none were given."""
+    found: set[str] = set()
+    for short, config in chosen.items():
+        name = config.algorithm.name
+        found |= {*tuned().get(ALIASES.get(name, name), {})} - {*raw.get("algorithm", {}), *raw.get(short, {})}
+    return [name for name in ("eta", "beta") if name in found]
+
+
+def _is_tuned(config: Config) -> bool:
+    """Whether a problem is the one that the hyper-parameters were tuned for, but for rounds, seeds and evaluation."""
+    here, there = resolved(config), resolved(check({}))
+    return here["model"] == there["model"] and all(
+        here[section].get(key) == there[section].get(key) for section, keys in PROBLEM.items() for key in keys
+    )
 
 
 def _run_all(
@@ -234,10 +265,15 @@ def _table(summaries: list[Summary], target: float | None, title: str) -> Table:
         table.add_row(
             s.algorithm, _short(s.eta), _short(s.beta), accuracy, *map(_short, s.own.values()),
             figure(s.best_accuracy, ".1%"),
-            figure(s.final_loss, ".3g"), figure(s.rounds_to_target, ".0f"), figure(s.megabytes_to_target, ".1f"),
+            figure(s.final_loss, ".3g"), _rounds(s.rounds_to_target), figure(s.megabytes_to_target, ".1f"),
             figure(s.gradients, ".0f"), figure(s.seconds, ".1f"),
         )  # fmt: skip
     return table
+
+
+def _rounds(mean: float | None) -> str:
+    """Format a mean of rounds; one that is not whole has a decimal, so that no half is rounded away."""
+    return figure(mean, ".0f" if mean is None or mean.is_integer() else ".1f")
 
 
 def _short(value: object) -> str:

@@ -63,8 +63,8 @@ def write_file(path: Path, chosen: Mapping[str, Config], seeds: int, target: flo
     write_atomically(path / FILE, to_toml(content).encode())
 
 
-def check_alike(there: Config, here: Config) -> None:
-    """Refuse to extend a comparison by runs with other data, models or settings."""
+def check_alike(path: Path, there: Config, here: Config) -> None:
+    """Refuse to extend the comparison in a directory by runs with other data, models or settings, or fewer rounds."""
     for section in ("data", "model", "run"):
         before, now = (tomllib.loads(to_toml(resolved(each)))[section] for each in (there, here))
         for key in dict.fromkeys([*before, *now]):
@@ -73,3 +73,7 @@ def check_alike(there: Config, here: Config) -> None:
                 raise UsageError(
                     f"the existing comparison is different: {section}.{key} is {was} there, but {is_} here"
                 )
+    if here.run.rounds < there.run.rounds:
+        raise UsageError(
+            f"rounds is {here.run.rounds}, but the comparison in {path} has {there.run.rounds}; nothing was overwritten"
+        )

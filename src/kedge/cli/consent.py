@@ -13,7 +13,7 @@ from kedge.errors import UsageError
 from kedge.own_code import PLACES, CodePlace
 
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the file.py:Class that a configuration names, without asking.")
+    bool, typer.Option("--trust", help="Run your own code that a configuration names (file.py:Name), without asking.")
 ]
 
 

@@ -10,7 +10,7 @@ from kedge.errors import UsageError
 from kedge.files import write_atomically
 from kedge.report.exports import check_format, exported
 from kedge.report.lines import lines_of, runs_of
-from kedge.runs.directory import check_place
+from kedge.runs.directory import check_place, check_run
 from kedge.runs.reader import CONFIG, read_config
 
 TEXT = ("csv", "latex")
@@ -21,7 +21,7 @@ def export(places: Sequence[Path], kind: str, out: Path | None, target: float | 
     """Write the runs as a table."""
     check_format(kind)
     if target is not None and not 0 < target <= 1:
-        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1")
+        raise UsageError(f"target is {target:g}, but must be above 0 and at most 1, as in 0.93")
     if out is None and kind not in TEXT:
         raise UsageError(f"format is {kind}, but only {' and '.join(TEXT)} can be printed; name a file with --out")
     if out is not None:
@@ -42,6 +42,7 @@ def export_model(path: Path, kind: str, out: Path | None, *, trust: bool) -> Non
         raise UsageError(f"format is {kind!r}, but must be one of {', '.join(models.FORMATS)}")
     out = out or Path("model").with_suffix({"torch-export": ".pt2"}.get(kind, f".{kind}"))
     check_new(out)
+    check_run(path)
     state = models.stored_state(path)
     sections = read_config(path)
     if kind == "safetensors":

@@ -34,6 +34,9 @@ SMALL = {
 }
 """A federation for a first look."""
 
+EPOCHS = "run.local_epochs"
+"""What replaces the local steps."""
+
 BUILT_IN = "an app is written for built-in data, models and algorithms; put your own into its task.py"
 
 POLL = 0.3
@@ -72,7 +75,10 @@ def _form(config: Config) -> tuple[tuple[int, ...], int]:
 
 def _chosen(config: Path | None, settings: list[str] | None, given: Mapping[str, Any]) -> Config:
     """Return the configuration; without a file, of a few clients."""
-    raw = options.configuration(config, settings, (SMALL if config is None else {}) | dict(given))
+    small = (
+        {} if config is not None else {k: v for k, v in SMALL.items() if k != "run.local_steps" or EPOCHS not in given}
+    )
+    raw = options.configuration(config, settings, small | dict(given))
     if any(places(name) for name in consent.named_in(raw)):
         raise UsageError(BUILT_IN)
     return check(raw)

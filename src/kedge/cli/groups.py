@@ -48,7 +48,9 @@ def rates(
 
 
 def verify(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points, rounds and replicas: about a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer points, rounds and replicas: about 20 seconds.")
+    ] = False,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Only this experiment; give it once per experiment.", show_default=False),

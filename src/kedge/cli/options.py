@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
 from kedge.errors import UsageError
-from kedge.runs.settings import SETTINGS, Config
+from kedge.runs.settings import SETTINGS, Config, both_lengths, is_complete
 from kedge.runs.toml import load_toml, merged, parse_value
 from kedge.schedules import Schedule
 from kedge.settings import Setting
@@ -22,6 +23,9 @@ HYPER = {
     "algorithm.gamma": ("Server learning rate.", "eta K"),
 }
 """Hyper-parameters that many algorithms share, and their defaults in words: the algorithms declare them."""
+
+FILES = ("config.toml", "compare.toml")
+"""Configurations in the directory of a run or a comparison."""
 
 Given = Mapping[str, Any]
 """What the options of a command line set, by key, as in run.rounds."""
@@ -48,11 +52,12 @@ def option_name(key: str) -> str:
 
 
 def takes(
-    *what: str, without: Collection[str] = (), defaults: bool = True
+    *what: str, without: Collection[str] = (), defaults: bool = True, starts: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of some sections or of some keys, but ``without`` others.
 
-    The command's first parameter gets those that were given. With ``defaults``, their help states the default.
+    The command's first parameter gets those that were given. With ``defaults``, their help states the default, which
+    ``starts`` words differently for some.
     """
     known = [*SETTINGS, *HYPER]
     keys = [key for each in what for key in known if key == each or key.startswith(f"{each}.")]
@@ -60,7 +65,7 @@ def takes(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        derived = [_parameter(name, key, defaults=defaults) for name, key in named.items()]
+        derived = [_parameter(name, key, starts, defaults=defaults) for name, key in named.items()]
 
         @wraps(command)
         def taking(**values: Any) -> None:
@@ -77,12 +82,13 @@ def takes(
     return decorate
 
 
-def _parameter(name: str, key: str, *, defaults: bool) -> inspect.Parameter:
+def _parameter(name: str, key: str, starts: Mapping[str, str], *, defaults: bool) -> inspect.Parameter:
     if key in SETTINGS:
         declared = SETTINGS[key]
         kind, panel, text, start = _type(declared), declared.panel, declared.help(), declared.start_text
     else:
         kind, panel, (text, start) = str, SETTINGS["algorithm.name"].panel, HYPER[key]
+    start = starts.get(key, start)
     text = f"{text} Default: {start}." if start and defaults else text
     option = typer.Option(help=text.replace("[", "\\["), rich_help_panel=panel)
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
@@ -97,9 +103,22 @@ def _type(declared: Setting) -> Any:
 
 def configuration(file: Path | None, settings: list[str] | None, given: Given) -> dict[str, Any]:
     """Merge a file, `--set` and the options, in this order; nothing is checked yet."""
+    if file is not None and file.is_dir():
+        inside = next((file / name for name in FILES if (file / name).is_file()), None)
+        said = f"did you mean {inside}?" if inside else "it must be a file"
+        raise UsageError(f"the configuration {file} is a directory; {said}")
     changes = [_assignment(text) for text in settings or []]
     changes += [(key, _read(key, value)) for key, value in given.items()]
-    return merged(load_toml(file) if file is not None else {}, changes)
+    there = load_toml(file) if file is not None else {}
+    result = merged(there, changes)
+    changed = {key for key, _ in changes}
+    run = result.get("run")
+    if not isinstance(run, dict) or not {"local_steps", "local_epochs"} <= set(run):
+        return result
+    # Passes replace the steps of a file; and the complete configuration that a run writes has both.
+    if "run.local_steps" in changed or not ("run.local_epochs" in changed or is_complete(there["run"])):
+        raise both_lengths(run["local_steps"], run["local_epochs"])
+    return result
 
 
 def _read(key: str, value: Any) -> Any:

@@ -103,6 +103,26 @@ def _once() -> Callable[..., None]:
     return show
 
 
+SYNONYMS = {
+    "lr": "eta", "learning-rate": "eta", "epochs": "local-epochs", "batch": "batch-size", "optimizer": "local-update",
+    "num-clients": "clients",
+}  # fmt: skip
+"""What other programs call an option, and what kedge does."""
+
+
+def _explained(error: Any) -> str:
+    """Return a mistake on the command line in one sentence."""
+    asked = str(getattr(error, "option_name", None) or "").removeprefix("--").replace("_", "-")
+    ours = f"--{SYNONYMS.get(asked)}"
+    if any(ours in each.opts for each in (error.ctx.command.params if getattr(error, "ctx", None) else ())):
+        return f"No such option: --{asked}; kedge calls it {ours}"
+    message: str = error.format_message()
+    question = " Did you mean "
+    if message.count(question) > 1:  # typer and click may both propose the nearest command
+        message = message[: message.rindex(question)]
+    return message
+
+
 def _execute(arguments: list[str] | None) -> int:
     try:
         outcome = app(arguments, standalone_mode=False)
@@ -118,7 +138,7 @@ def _execute(arguments: list[str] | None) -> int:
         say(stopped)
         return stopped.exit_code
     except _ClickException as error:
-        message = error.format_message()
+        message = _explained(error)
         if not message:  # no command at all: the help has been printed
             return 0
         say(message)

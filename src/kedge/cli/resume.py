@@ -5,19 +5,27 @@ from pathlib import Path
 import typer
 
 from kedge.cli import consent, options
+from kedge.cli.compare_file import FILE as COMPARISON
 from kedge.cli.console import output, say
 from kedge.cli.run import play, result_line
 from kedge.errors import UsageError
 from kedge.runs.config import check, resolved
-from kedge.runs.directory import RunDirectory
+from kedge.runs.directory import RunDirectory, check_run
 from kedge.runs.reader import CONFIG, MODEL, read_config, read_summary
 from kedge.runs.rebuild import refuse_missing
+from kedge.runs.sweep import FILE as SWEEP
 from kedge.runs.toml import merged
 
 
 def resume(directory: Path, rounds: int | None, given: options.Given, *, trust: bool) -> None:
     """Resume a run."""
+    check_run(directory)
     sections = read_config(directory)
+    for file, command in ((COMPARISON, "compare"), (SWEEP, "sweep")):
+        if sections is None and (directory / file).is_file():
+            raise UsageError(
+                f"{directory} holds many runs; repeat the `kedge {command}` command with --out {directory} to resume"
+            )
     if sections is None:
         raise UsageError(f"{directory} has no {CONFIG}, so it is not a directory of `kedge run`")
     refuse_missing(sections, directory)

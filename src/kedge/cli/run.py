@@ -142,8 +142,11 @@ def result_line(name: str, row: Mapping[str, Any], engine: str) -> str:
     if "test_loss" not in row and (kind := next((kind for kind in CLIENTS if f"{kind}_loss" in row), None)):
         loss, accuracy = (row.get(f"{kind}_{each}") for each in ("loss", "accuracy"))
         usual = f"mean {kind.replace('_', ' ')} loss {figure(loss)}, accuracy {figure(accuracy, '.2%')}"
+    elif (kind := next((kind for kind in CLIENTS if f"{kind}_accuracy" in row), None)) is not None:
+        own, worst = (figure(row.get(f"{kind}_accuracy{part}"), ".2%") for part in ("", "_worst_decile"))
+        usual += f", mean {kind.replace('_', ' ')} accuracy {own} (worst tenth {worst})"
     return (
-        f"{name} after {row['round']} rounds: {usual}{_more(row)}; "
+        f"{name} after {row['round']} round{'s' * (row['round'] != 1)}: {usual}{_more(row)}; "
         f"{size(row['bytes_down'])} down, {size(row['bytes_up'])} up, {row['gradients']:.0f} minibatch gradients, "
         f"{row['seconds']:.1f} s ({engine})"
     )

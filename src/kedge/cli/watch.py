@@ -69,5 +69,7 @@ def table(runs: list[StoredRun], most: int) -> Table:
             sentence(state_of(run)),
         )  # fmt: skip
     ended = sum(run.summary is not None for run in runs)
-    shown.caption = f"{len(runs)} runs, {ended} of them ended" + (f"; {len(runs) - most} more" * (len(runs) > most))
+    shown.caption = f"{len(runs)} run{'s' * (len(runs) != 1)}, {ended} of them ended" + (
+        f"; {len(runs) - most} more" * (len(runs) > most)
+    )
     return shown

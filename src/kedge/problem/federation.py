@@ -335,7 +335,8 @@ class Federation:
         if self.client_tests is not None:
             test += f", {int(self.client_tests.sizes.sum())} test samples of the clients' own"
         shape = shapes(self._example()[0], 1)
-        return f"Federation({len(self)} clients, {int(self.sizes.sum())} samples of shape {shape}, {labels}, {test})"
+        clients = f"{len(self)} client{'s' * (len(self) != 1)}"
+        return f"Federation({clients}, {int(self.sizes.sum())} samples of shape {shape}, {labels}, {test})"
 
 
 def _pair(data: Any, who: str) -> tuple[Any, Tensor]:

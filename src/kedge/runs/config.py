@@ -31,7 +31,7 @@ from kedge.runs.own import (
 from kedge.runs.rebuild import outputs_of, refuse_missing
 from kedge.runs.settings import Config as Config
 from kedge.runs.settings import SimulationSettings
-from kedge.runs.simulate import Result, simulate
+from kedge.runs.simulate import Result, play
 from kedge.runs.toml import check_values
 from kedge.schedules import Schedule
 from kedge.simulator.simulation import usable_device
@@ -260,8 +260,8 @@ def run_config(
     here = {"eval_every": eval_every(config), "device": own_device(config.run.device)}
     if config.run.diagnose is not None:
         callbacks = [Diagnose(config.run.diagnose), *callbacks]
-    return simulate(
-        problem.model, problem.federation, algorithm_of(config), loss=problem.loss, out=out, resume=resume,
-        callbacks=callbacks, metrics=metrics_of(config.run.metrics),
-        **config.run.part(SimulationSettings).values() | here,
+    chosen = SimulationSettings(**config.run.part(SimulationSettings).values() | here)
+    return play(
+        problem.model, problem.federation, algorithm_of(config), chosen, problem.loss, out, callbacks,
+        metrics_of(config.run.metrics), resume=resume,
     )  # fmt: skip

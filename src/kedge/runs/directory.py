@@ -136,6 +136,14 @@ class RunDirectory:
         remove(self.path / SUMMARY)
 
 
+def check_run(path: Path) -> None:
+    """Refuse what cannot be the directory of a run."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file, but must be a run's directory")
+
+
 def check_place(path: Path) -> None:
     """Refuse a directory that cannot be created or written to."""
     try:

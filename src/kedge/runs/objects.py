@@ -176,6 +176,10 @@ def sweep(
         out: a directory; every run has its own in it, and calling again resumes what is unfinished.
         settings: what `kedge.simulate` takes.
     """
+    if not (isinstance(algorithm, Algorithm) or (isinstance(algorithm, type) and issubclass(algorithm, Algorithm))):
+        raise UsageError(
+            f"algorithm is {shown(algorithm)}, but must be an algorithm such as kedge.FedAvg(eta=0.1), or its class"
+        )
     standings = []
     place = None if out is None else Path(out) / "points"
     data = _held_out(federation, holdout) if holdout else federation

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from kedge.checks import byte_size
-from kedge.errors import UsageError, shown, unknown
+from kedge.errors import UsageError, hint, shown, unknown
 from kedge.runs.checkpoint_timer import Interval
 from kedge.schedules import Schedule
 from kedge.settings import Section, Setting, Settings, setting
@@ -89,7 +89,7 @@ class AlgorithmSettings(Section):
     panel = "Algorithm"
 
     name: str = setting("scaffold-m", "An id of `kedge algorithms`, or file.py:Class.", option="algorithm")
-    eta: float | Schedule = setting(0.1, "Local learning rate.", default_text="0.1; in compare each has its own")
+    eta: float | Schedule = setting(0.1, "Local learning rate.")
     sha256: str | None = setting(None, "SHA-256 of the source, if the name is file.py:Class.", option="")
 
 
@@ -162,7 +162,7 @@ class Config(BaseModel):
         """Return what sections say; a sentence names the first wrong key and its rule."""
         for name, values in raw.items():
             if name not in cls.sections:
-                raise unknown("section", name, cls.sections)
+                raise outside(name, values)
             if not isinstance(values, Mapping):
                 raise UsageError(f"{name} is {shown(values)}, but must be a section")
         return cls(**{name: _read(name, kind, raw.get(name, {})) for name, kind in cls.sections.items()})
@@ -173,7 +173,9 @@ def _read(name: str, kind: type[Section], values: Mapping[str, Any]) -> Any:
         if key in kind.declared:
             continue
         if not kind.takes_more(values):
-            raise unknown(f"key of {name}", key, kind.declared)
+            others = [f"[{other}]" for other, its in Config.sections.items() if key in its.declared]
+            said = f"it belongs in {' or '.join(others)}" if others else hint(key, kind.declared)
+            raise UsageError(f"[{name}] has no setting {shown(key)}; {said}")
         if name != "algorithm" and not _is_plain(value):
             raise UsageError(f"{name}.{key} is {shown(value)}, but must be a number, text, a truth value or a list")
     try:
@@ -181,6 +183,26 @@ def _read(name: str, kind: type[Section], values: Mapping[str, Any]) -> Any:
     except UsageError as error:
         named = str(error).partition(" ")[0] in kind.declared
         raise UsageError(f"{name}.{error}" if named else str(error)) from None
+
+
+def outside(name: str, value: Any) -> UsageError:
+    """Return the error that a configuration has no such section: its name may be that of a setting."""
+    owners = [f"[{section}]" for section, kind in Config.sections.items() if name in kind.declared]
+    if owners and not isinstance(value, Mapping):
+        return UsageError(f"{name} is outside a section; it belongs in {' or '.join(owners)}")
+    return unknown("section", name, Config.sections)
+
+
+def is_complete(run: Mapping[str, Any]) -> bool:
+    """Whether a section run is one that a run has written: it holds every setting, given or not."""
+    return all(name in run for name, each in RunSettings.declared.items() if each.written(each.start) is not None)
+
+
+def both_lengths(steps: object, epochs: object) -> UsageError:
+    """Return the error that the length of a client's work is given twice."""
+    return UsageError(
+        f"local_steps is {shown(steps)} and local_epochs is {shown(epochs)}, but only one of them can be given"
+    )
 
 
 def _is_plain(value: Any) -> bool:

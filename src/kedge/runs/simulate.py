@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from kedge.algorithm import Algorithm
 from kedge.checks import byte_size, whole
 from kedge.client import Loss, Metric, check_metrics
-from kedge.errors import RunWarning, UsageError
+from kedge.errors import UsageError, shown, warn
 from kedge.problem import Federation
 from kedge.rules import PERSONAL
 from kedge.runs.checkpoint_timer import Interval
@@ -27,7 +26,7 @@ from kedge.runs.rebuild import described
 from kedge.runs.recording import Recording
 from kedge.runs.result import DivergedError as DivergedError
 from kedge.runs.result import Result as Result
-from kedge.runs.settings import SimulationSettings
+from kedge.runs.settings import SimulationSettings, both_lengths
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation
 from kedge.simulator.evaluate import client_columns
@@ -73,10 +72,37 @@ def simulate(
             or objects of torchmetrics. The column of "f1" is ``test_f1``.
         {settings}
     """
+    if isinstance(algorithm, type):
+        name = algorithm.__name__
+        raise UsageError(f"algorithm is {name}, which is a class; pass an object, as in kedge.FedAvg(eta=0.1)")
+    for name, value, everything in (("cohort", cohort, "all clients"), ("batch_size", batch_size, "all samples")):
+        if isinstance(value, str):
+            rule = f"a whole number of at least 1, or None for {everything}"
+            raise UsageError(f"{name} is {shown(value)}, but must be {rule}")
     chosen = SimulationSettings(
         rounds=rounds, cohort=cohort, local_steps=local_steps, batch_size=batch_size, weight_decay=weight_decay,
         seed=seed, eval_every=whole("eval_every", eval_every, 1), device=str(device), **settings,
     )  # fmt: skip
+    declared = SimulationSettings.declared["local_steps"]
+    if chosen.local_epochs is not None and chosen.local_steps != declared.default:  # a default may not be meant
+        raise both_lengths(chosen.local_steps, chosen.local_epochs)
+    return play(model, federation, algorithm, chosen, loss, out, callbacks, metrics, resume=resume)
+
+
+def play(
+    model: nn.Module,
+    federation: Federation,
+    algorithm: Algorithm[Any, Any],
+    chosen: SimulationSettings,
+    loss: Loss | None,
+    out: str | os.PathLike[str] | RunDirectory | None,
+    callbacks: Sequence[object],
+    metrics: Mapping[str, Metric] | None,
+    *,
+    resume: bool,
+) -> Result:
+    """Do what `simulate` says, with settings that are checked."""
+    rounds, eval_every = chosen.rounds, whole("eval_every", chosen.eval_every, 1)
     interval, own = Interval.of(chosen.checkpoint_every), check_metrics(metrics)
     if resume and out is None:
         raise UsageError("resume is True, but out names no directory to resume from")
@@ -185,7 +211,7 @@ def _evaluates_clients(run: Simulation, asked: bool, *, given: bool) -> bool:
     where = "on its own test set" if own is not None else "on the data that it trains on"
     said = f"each client's own is evaluated, {where}" if asked or own is not None else f"nothing is evaluated; {needs}"
     if run.processes.leads and (test is not None or own is None):
-        warnings.warn(f"{PERSONAL}: {said}", RunWarning, stacklevel=3)
+        warn(f"{PERSONAL}: {said}")
     return asked or own is not None
 
 

@@ -5,7 +5,6 @@ numbers fix: the result depends only on who took part.
 """
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -18,7 +17,7 @@ from kedge.algorithm import Algorithm
 from kedge.checks import affordable
 from kedge.client import FlatModule, Loss, Metric, check_metrics, convolves, evaluate, try_model
 from kedge.client.trial import ModelTraits
-from kedge.errors import RunWarning, UsageError, shown
+from kedge.errors import UsageError, shown, warn
 from kedge.exchange import Effort
 from kedge.problem import Federation
 from kedge.round import ASKED, AnyExchange, Moment, Question, Rounds, Rules, nbytes
@@ -134,7 +133,7 @@ class Simulation:
         if settings.batch_size is not None and settings.batch_size > sizes.min() and self.processes.leads:
             small = f"{int((sizes < settings.batch_size).sum())} of {clients} clients have fewer samples"
             text = f"batch_size is {settings.batch_size}, but {small}: their minibatches are all the samples they have"
-            warnings.warn(text, RunWarning, stacklevel=3)
+            warn(text)
         most, first = Effort(int(settings.steps(sizes).max())), self.algorithm.at(0)
         for exchange in (*first.opening(), *first.exchanges(0, settings.seed)):
             effort = exchange.effort(most)
@@ -383,7 +382,7 @@ def _everyone(settings: Settings, clients: int) -> Settings:
     ):
         return settings
     text = f"cohort is {settings.cohort}, a default, but there are {clients} clients: all of them take part"
-    warnings.warn(text, RunWarning, stacklevel=4)
+    warn(text)
     return settings.model_copy(update={"cohort": None})
 
 
