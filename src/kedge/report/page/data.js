@@ -8,7 +8,11 @@ const AXIS_NAMES = { round: "rounds", bytes: "communication down and up", gradie
 
 const AXIS_SHORT = { round: "rounds", bytes: "bytes", gradients: "gradients", seconds: "seconds" };
 
-const words = (name) => name.replaceAll("_", " ");
+const words = (name) => report.words[name] ?? name.replaceAll("_", " ");
+// The kinds of samples that the lines were evaluated on; numbers of one kind are never ranked against the other's.
+const kinds = () => [true, false].filter((heldOut) => report.lines.some((line) => line.held_out === heldOut));
+const kindName = (heldOut) => (heldOut ? "held-out" : "test");
+const samples = (heldOut) => (heldOut ? "held-out samples" : "test set");
 const isShare = (metric) => /accuracy/.test(metric);
 
 function significant(value, digits = 4) {
