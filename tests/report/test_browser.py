@@ -95,6 +95,16 @@ def test_held_out_samples_and_the_test_set_are_never_ranked_together(browser, tm
         assert column(page, "evaluated on") == kinds
 
 
+def test_a_single_row_stays_below_100_percent_and_gradients_are_whole(browser, tmp_path):
+    for seed in (0, 1):
+        row = rows_of(1)[0] | {"test_accuracy": 0.97, "gradients": 730.25 + seed}
+        write_run(tmp_path / str(seed), seed=seed, rows=[row])
+    with opened(browser, report_of(tmp_path)) as page:
+        page.select_option("#metric", "test_accuracy")
+        assert 0.97 < page.evaluate("state.full.y[1]") < 1.01
+        assert column(page, "gradients") == ["731"]
+
+
 def test_the_table_sorts_by_every_column(browser, address):
     with opened(browser, address) as page:
         for place in range(page.locator("#table thead th").count()):

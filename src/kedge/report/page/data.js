@@ -36,7 +36,11 @@ function bytes(value) {
 }
 
 const metricText = (metric, value) => (isShare(metric) ? percent(value) : significant(value));
-const axisText = (axis, value) => (axis === "bytes" ? bytes(value) : significant(value, 5));
+const axisText = (axis, value) => {
+  if (axis === "bytes") return bytes(value);
+  const whole = axis === "gradients" && value !== null && Math.abs(value) >= 100; // a mean over seeds may have a fraction
+  return whole ? significant(Math.round(value), 6) : significant(value, 5);
+};
 
 function element(kind, options = {}, ...children) {
   const made = document.createElement(kind);

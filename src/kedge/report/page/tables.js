@@ -60,7 +60,7 @@ function columns() {
     [`bytes to ${goal}`, (line) => hit(line, "bytes", bytes)],
     ["rounds", (line) => [line.round, significant(line.round, 6)]],
     ["bytes", (line) => [line.bytes, bytes(line.bytes)]],
-    ["gradients", (line) => [line.gradients, significant(line.gradients, 6)]],
+    ["gradients", (line) => [line.gradients, axisText("gradients", line.gradients)]],
     ["seconds", (line) => [line.seconds, significant(line.seconds, 3)]],
   ];
   return all.filter(([, , , key]) => !key || has(key));
