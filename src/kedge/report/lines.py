@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def kinds_of(lines: Sequence[Line]) -> tuple[bool, ...]:
     return tuple(sorted({line.held_out for line in lines}, reverse=True))
 
 
-def metric_words(metric: str, kinds: Sequence[bool] = ()) -> str:
+def metric_words(metric: str, kinds: Collection[bool] = ()) -> str:
     """Return a column's name in words: "held-out accuracy" if that is what the "test" column of all the runs is."""
     said = metric.replace("_", " ")
     if True not in kinds or "test " not in said:
