@@ -224,7 +224,7 @@ def test_a_sweep_chooses_on_held_out_samples_and_tests_the_best(tmp_path, capsys
     command += ["--seeds", "2", "--grid", "algorithm.eta=0.001,0.5", "--jobs", "1", "--out", "s"]
     assert execute(command) == 0
     printed = capsys.readouterr().out
-    assert "held-out accuracy" in printed
+    assert "eta0.5-seed0: held-out accuracy " in printed
     assert "Trained on all samples (best/): test accuracy " in printed
     chosen, best = (kedge.read_runs(tmp_path / "s" / name) for name in ("runs", "best"))
     assert {run.config["data"]["holdout"] for run in chosen} == {0.1}

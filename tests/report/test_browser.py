@@ -77,6 +77,34 @@ def test_the_numbers_on_the_page_are_those_of_the_runs(browser, address):
         assert "6 finished" in cards[-1]
 
 
+def test_held_out_samples_and_the_test_set_are_never_ranked_together(browser, tmp_path):
+    write_run(tmp_path / "a", "fedavg", settings={"data.holdout": 0.1})
+    write_run(tmp_path / "b", "mb-storm", rows=rows_of(20, speed=4.0), settings={"data.holdout": 0.1})
+    with opened(browser, report_of(tmp_path)) as page:
+        assert "Highest final held-out accuracy" in page.inner_text("#cards")
+        assert "test accuracy" not in page.inner_text("main")
+        assert "final held-out accuracy" in page.inner_text("#table thead").lower()
+    write_run(tmp_path / "c", rows=rows_of(20, speed=6.0))
+    with opened(browser, report_of(tmp_path)) as page:
+        cards = page.inner_text("#cards")
+        assert cards.index("held-out accuracy") < cards.index("mb-storm, held out") < cards.index("test accuracy")
+        page.click("#table thead button:has-text('final accuracy')")
+        kinds = ["held-out samples", "held-out samples", "test set"]
+        assert column(page, "evaluated on") == kinds
+        page.click("#table thead button:has-text('final accuracy')")
+        assert column(page, "evaluated on") == kinds
+
+
+def test_a_single_row_stays_below_100_percent_and_gradients_are_whole(browser, tmp_path):
+    for seed in (0, 1):
+        row = rows_of(1)[0] | {"test_accuracy": 0.97, "gradients": 730.25 + seed}
+        write_run(tmp_path / str(seed), seed=seed, rows=[row])
+    with opened(browser, report_of(tmp_path)) as page:
+        page.select_option("#metric", "test_accuracy")
+        assert 0.97 < page.evaluate("state.full.y[1]") < 1.01
+        assert column(page, "gradients") == ["731"]
+
+
 def test_the_table_sorts_by_every_column(browser, address):
     with opened(browser, address) as page:
         for place in range(page.locator("#table thead th").count()):
@@ -267,7 +295,9 @@ def test_in_print_the_chart_is_drawn_on_white_even_in_dark_mode(browser, address
 
 
 def test_hostile_runs_are_shown_as_text(browser, tmp_path):
-    write_run(tmp_path / "a", "x.py:" + EVIL, settings={f"run.{EVIL}": EVIL, "data.dataset": EVIL}, engine="<b>e</b>")
+    write_run(
+        tmp_path / "a", "x.py:" + EVIL[:36], settings={f"run.{EVIL}": EVIL, "data.dataset": EVIL}, engine="<b>e</b>"
+    )
     odd = [row | {EVIL: float("nan") if row["round"] % 2 else 1.0} for row in rows_of(9)]
     write_run(tmp_path / "b", settings={f"run.{EVIL}": "<i>"}, rows=odd)
     huge = [row | {"test_loss": 1e308 * (-1) ** row["round"], "own": 9e99 * (row["round"] - 5)} for row in rows_of(9)]

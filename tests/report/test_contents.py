@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import kedge
 from kedge.report.contents import MOST, contents, records
 from kedge.report.exports import latex
-from kedge.report.lines import lines_of, runs_of, state_of
+from kedge.report.lines import lines_of, named_lines, runs_of, state_of, unique
 from kedge.report.page import escaped
 from kedge.report.palette import COLOURS, RAMP, look, shade
 from kedge.runs.division import division_of
-from kedge.runs.reader import StoredRun
+from kedge.runs.reader import StoredRun, read_run
 from tests.report.made import rows_of, write_comparison, write_run
 
 
@@ -48,6 +48,80 @@ def test_lines_of_one_algorithm_are_named_by_what_differs(tmp_path):
     first, second, third = (line["look"] for line in found["lines"])
     assert first["color"] == second["color"] == look("scaffold-m")["color"] != third["color"]
     assert first["dash"] != second["dash"]
+
+
+def write_sweep(folder, seeds=(0, 1)):
+    """Write a sweep that chose on held-out samples, and its best point, trained on all samples."""
+    for eta in (0.1, 0.5):
+        for seed in seeds:
+            settings = {"algorithm.eta": eta, "data.holdout": 0.1}
+            write_run(folder / "runs" / f"eta{eta}-seed{seed}", seed=seed, settings=settings)
+    settings = {"algorithm.eta": 0.5, "data.holdout": 0.0}
+    for seed in seeds:
+        rows = rows_of(20, seed=seed, speed=5.0)
+        write_run(folder / "best" / f"eta0.5-seed{seed}", seed=seed, settings=settings, rows=rows)
+    (folder / "sweep.toml").write_text("[sweep]\n")
+    return folder
+
+
+def test_what_was_evaluated_on_held_out_samples_is_called_so(tmp_path):
+    write_sweep(tmp_path)
+    chosen = told(tmp_path / "runs")
+    assert chosen["words"]["test_accuracy"] == "held-out accuracy"
+    assert [(line["name"], line["held_out"]) for line in chosen["lines"]] == [
+        ("scaffold-m, eta 0.1", True), ("scaffold-m, eta 0.5", True),
+    ]  # fmt: skip
+    assert told(tmp_path / "best")["words"]["test_accuracy"] == "test accuracy"
+
+
+def test_where_there_are_both_kinds_every_line_says_which_it_is(tmp_path):
+    both = told(write_sweep(tmp_path))
+    assert {line["name"]: line["held_out"] for line in both["lines"]} == {
+        "best point, on the test set": False, "scaffold-m, eta 0.1, held out": True,
+        "scaffold-m, eta 0.5, held out": True,
+    }  # fmt: skip
+    assert both["words"]["test_accuracy"] == "held-out or test accuracy"
+    assert any("on the test set" in note for note in both["notes"])
+    write_run(tmp_path / "other", "fedavg")
+    assert "fedavg, on the test set" in [line["name"] for line in told(tmp_path)["lines"]]
+
+
+def test_a_table_never_ranks_held_out_samples_against_the_test_set(tmp_path):
+    write_sweep(tmp_path)
+    write_run(tmp_path / "other", "fedavg")
+    table = latex(lines_of(runs_of([tmp_path])))
+    held, tested = table.partition("\\midrule")[2].split("\\midrule")
+    assert (held.count("held out &"), tested.count("on the test set &")) == (2, 2)
+    assert all("textbf" in part for part in (held, tested))
+    alone = latex(lines_of(runs_of([tmp_path / "runs"])))
+    assert all(head in alone for head in ("Held-out accuracy", "Held-out loss"))
+    assert alone.count("midrule") == 1
+
+
+def test_names_leave_out_what_follows_from_other_settings(tmp_path):
+    write_run(tmp_path / "a")
+    data = {"data.dataset": "/home/me/own_data.py:load", "data.sha256": "abc", "model.name": "cnn", "run.eval_every": 5}
+    write_run(tmp_path / "b", settings=data | {"data.alpha": 0.5, "model.widths": [64, 64]})
+    write_run(tmp_path / "c", settings=data | {"data.alpha": 0.5, "model.widths": [64, 64], "run.momentum": 0.9})
+    assert [line.name for line in lines_of(runs_of([tmp_path]))] == [
+        "scaffold-m, dataset digits", "scaffold-m, dataset own_data.py:load",
+        "scaffold-m, dataset own_data.py:load, momentum 0.9",
+    ]  # fmt: skip
+
+
+def test_a_name_that_would_be_too_long_is_that_of_the_directory(tmp_path):
+    for place, name in enumerate(("x", "y", "z/x")):
+        write_run(tmp_path / name, settings={f"algorithm.setting_{n}": place + n / 7 for n in range(5)})
+    assert [line.name for line in lines_of(runs_of([tmp_path]))] == ["x, 1", "y", "x, 3"]
+
+
+def test_names_that_are_shortened_stay_different(tmp_path):
+    runs = {"a" * 300 + letter: [read_run(write_run(tmp_path / letter))] for letter in "bcd"}
+    found = contents(named_lines(runs), "", "")["lines"]
+    assert len({line["name"] for line in found}) == 3
+    assert max(len(line["name"]) for line in found) <= 200
+    assert unique(["a", "a, 2", "a"]) == ["a, 1", "a, 2", "a, 3"]
+    assert len(set(unique(["a", "a", "a, 2"]))) == 3
 
 
 def test_a_run_without_a_configuration_is_a_line_in_the_colour_of_its_algorithm(tmp_path):

@@ -157,6 +157,22 @@ def test_the_terminal_shows_the_runs_that_are_going_first(folder, capsys):
     assert "8 runs, 7 of them ended" in lines[-1]
 
 
+def test_the_terminal_shows_where_a_run_is_and_what_it_was_evaluated_on(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "eta0.1-seed0", settings={"data.holdout": 0.1})
+    assert execute(["watch", "--terminal", str(tmp_path)]) == 0
+    head, row, end = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert head == "run algorithm seed round held-out accuracy held-out loss seconds state"
+    assert row.startswith("runs/eta0.1-seed0 scaffold-m 0 20 ")
+    assert end == "1 run, all ended"
+    write_run(tmp_path / "best" / "eta0.1-seed0")
+    assert execute(["watch", "--terminal", str(tmp_path)]) == 0
+    head, *rows, end = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert "evaluated on accuracy loss" in head
+    assert [row.split()[0] for row in rows] == ["best/eta0.1-seed0", "runs/eta0.1-seed0"]
+    assert [row.split()[4:6] for row in rows] == [["test", "set"], ["held-out", "samples"]]
+    assert end == "2 runs, all ended"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [(["nowhere"], "nowhere is not a folder"), (["--terminal", "nowhere"], "nowhere is not a folder"),

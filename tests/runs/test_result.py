@@ -132,7 +132,9 @@ def test_a_result_is_short_and_can_be_tabled_and_drawn(tmp_path):
     assert len(repr(result.simulation)) < 250
     table = result.to_pandas()
     assert list(table["round"]) == [2, 4]
-    result.plot().savefig(tmp_path / "curves.png")
+    picture = result.plot()
+    picture.savefig(tmp_path / "curves.png")
+    assert all(tick == int(tick) for tick in picture.axes[0].get_xticks())
     assert result.plot("step_norm")._repr_png_()[:4] == b"\x89PNG"
     with pytest.raises(kedge.UsageError, match="the history has no column 'f1'; it has round, test_loss"):
         result.plot("f1")

@@ -7,6 +7,7 @@ from rich.table import Table
 from kedge.cli.console import number, output
 from kedge.cli.progress import RunsDisplay
 from kedge.files import write_csv
+from kedge.report.lines import is_held_out, metric_words
 from kedge.runs.batch import Event
 from kedge.runs.grid import label, short_keys, short_label
 from kedge.runs.reader import StoredRun
@@ -45,8 +46,8 @@ def result(run: StoredRun) -> str:
         return f"failed: {run.error}"
     if run.last is None:
         return f"diverged in round {run.diverged}"
-    row = run.last
-    parts = [f"{metric.replace('_', ' ')} {number(metric, row[metric])}" for metric in ("test_accuracy", "test_loss")
+    row, kinds = run.last, [is_held_out(run)]
+    parts = [f"{metric_words(metric, kinds)} {number(metric, row[metric])}" for metric in ("test_accuracy", "test_loss")
              if metric in row]  # fmt: skip
     return f"{', '.join(parts)} after {row['round']} rounds ({row['seconds']:.1f} s)"
 

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kedge.cli.console import errors, figure, output, sentence
-from kedge.report.lines import algorithm_of, seed_of, state_of
+from kedge.report.lines import algorithm_of, is_held_out, seed_of, state_of
 from kedge.report.watch import Followed, PageServer
 from kedge.runs.reader import StoredRun
 
@@ -46,30 +46,47 @@ def _as_page(folder: Path, port: int, *, open_: bool) -> None:
 def _in_terminal(followed: Followed) -> None:
     if not output.is_terminal:
         runs = followed.runs()
-        Console(markup=False, highlight=False, emoji=False, width=WIDTH).print(table(runs, len(runs)))
+        shown = table(runs, len(runs), followed.folder)
+        Console(markup=False, highlight=False, emoji=False, width=WIDTH).print(shown)
         return
     with Live(console=output, auto_refresh=False) as live:
         while True:
-            live.update(table(followed.runs(), max(1, output.height - AROUND)), refresh=True)
+            live.update(table(followed.runs(), max(1, output.height - AROUND), followed.folder), refresh=True)
             time.sleep(SECONDS)
 
 
-def table(runs: list[StoredRun], most: int) -> Table:
-    """Return the runs, those in progress first."""
+def table(runs: list[StoredRun], most: int, folder: Path) -> Table:
+    """Return the runs, those in progress first; a column says what they were evaluated on, if that differs."""
+    kinds = {is_held_out(run) for run in runs}
+    kind = "held-out " if kinds == {True} else ""
+    mixed = ["evaluated on"] if len(kinds) == 2 else []
     order = sorted(runs, key=lambda run: run.summary is not None)
     shown = Table(box=None, pad_edge=False, caption_justify="left")
-    for name in ("run", "algorithm", "seed", "round", "accuracy", "loss", "seconds", "state"):
-        shown.add_column(name, justify="left" if name in ("run", "algorithm", "state") else "right", no_wrap=True)
+    for name in ("run", "algorithm", "seed", "round", *mixed, f"{kind}accuracy", f"{kind}loss", "seconds", "state"):
+        left = name in ("run", "algorithm", "state", *mixed)
+        shown.add_column(name, justify="left" if left else "right", no_wrap=True)
     for run in order[:most]:
         row = run.rows[-1] if run.rows else {}
-        seed = seed_of(run)
+        seed, place = seed_of(run), _place(run.path, folder)
         shown.add_row(
-            sentence(run.path.name), sentence(algorithm_of(run)), "-" if seed is None else str(seed), str(run.round),
+            sentence(place), sentence(algorithm_of(run)), "-" if seed is None else str(seed), str(run.round),
+            *(["held-out samples" if is_held_out(run) else "test set"] * len(mixed)),
             figure(row.get("test_accuracy"), ".1%"), figure(row.get("test_loss")), figure(row.get("seconds"), ".1f"),
             sentence(state_of(run)),
         )  # fmt: skip
     ended = sum(run.summary is not None for run in runs)
+<<<<<<< HEAD
     shown.caption = f"{len(runs)} run{'s' * (len(runs) != 1)}, {ended} of them ended" + (
+=======
+    said = "all ended" if runs and ended == len(runs) else f"{ended} of them ended"
+    shown.caption = f"{len(runs)} run{'s' * (len(runs) != 1)}, {said}" + (
+>>>>>>> polish-report
         f"; {len(runs) - most} more" * (len(runs) > most)
     )
     return shown
+
+
+def _place(path: Path, folder: Path) -> str:
+    """Return the path of a run below the folder; the folder itself may be the run."""
+    below = path.relative_to(folder) if path.is_relative_to(folder) else path
+    return str(below) if below.parts else path.absolute().name

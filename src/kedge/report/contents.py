@@ -13,7 +13,7 @@ from typing import Any
 from kedge.checks import is_higher_better
 from kedge.errors import UsageError
 from kedge.report.comparison import LARGEST
-from kedge.report.lines import Line, differing, repeat_command, seed_of, state_of
+from kedge.report.lines import Line, differing, kinds_of, metric_words, repeat_command, seed_of, state_of, unique
 from kedge.report.palette import DARK, DARK_RAMP, STYLES, look, shade
 from kedge.runs.division import division_of
 from kedge.runs.reader import Row, StoredRun
@@ -48,6 +48,10 @@ DASHES = {"-": [], "--": [9, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 LONGEST = 200
 """The most characters of a name or a sentence."""
 
+MIXED = (
+    "Some lines were evaluated on held-out training samples, others on the test set; each kind is ranked on its own."
+)
+
 
 def contents(lines: Sequence[Line], title: str, command: str) -> dict[str, Any]:
     """Return everything that the page shows."""
@@ -58,6 +62,8 @@ def contents(lines: Sequence[Line], title: str, command: str) -> dict[str, Any]:
     thinned = sum(len(run.rows) > len(kept[id(run)]) for run in runs)
     if thinned:
         notes.append(f"The curves of {thinned} runs show at most {points} points each; the tables use every row.")
+    if len(kinds_of(lines)) == 2:
+        notes.append(MIXED)
     goals = {name: is_higher_better(name) for name in [name for name in metrics if name.startswith("test_")][:GOALS]}
     settings = [line.settings for line in lines if line.settings]
     apart = differing(settings)
@@ -66,11 +72,12 @@ def contents(lines: Sequence[Line], title: str, command: str) -> dict[str, Any]:
     place = iter(range(len(runs)))
     return {
         "version": version("kedge"), "title": title[:LONGEST], "command": command, "axes": AXES, "metrics": metrics,
+        "words": {name: metric_words(name, kinds_of(lines)) for name in metrics},
         "lines": [
-            _line(line, own_look) | {
+            _line(name, line, own_look) | {
                 "runs": [next(place) for _ in line.runs],
                 "settings": {key: line.settings[key] for key in apart if key in line.settings},
-            } for line, own_look in zip(lines, looks(lines), strict=True)
+            } for name, line, own_look in zip(unique([line.name for line in lines]), lines, looks(lines), strict=True)
         ],
         "runs": [_run(run, kept[id(run)], metrics, goals, environments) for run in runs],
         "higher": goals, "targets": _targets(lines, goals), "apart": apart, "common": common,
@@ -130,11 +137,11 @@ def _kept(runs: Sequence[StoredRun], points: int) -> list[tuple[StoredRun, list[
     return [(run, [row for row in run.rows if row["round"] in chosen]) for run in runs]
 
 
-def _line(line: Line, own_look: dict[str, Any]) -> dict[str, Any]:
+def _line(name: str, line: Line, own_look: dict[str, Any]) -> dict[str, Any]:
     healthy = [run for run in line.runs if run.diverged is None and run.error is None and run.rows]
     ends = [run.rows[-1] for run in healthy]
     return {
-        "name": line.name[:LONGEST], "algorithm": line.algorithm, "look": own_look, "healthy": len(healthy),
+        "name": name, "algorithm": line.algorithm, "held_out": line.held_out, "look": own_look, "healthy": len(healthy),
         "diverged": sum(run.diverged is not None for run in line.runs),
         "accuracy": _mean(_finite(end.get("test_accuracy") for end in ends)),
         "spread": _spread(_finite(end.get("test_accuracy") for end in ends)),

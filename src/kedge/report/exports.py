@@ -9,7 +9,7 @@ from typing import Any
 
 from kedge.errors import UsageError
 from kedge.report.comparison import Summary, default_target, summarise
-from kedge.report.lines import NAME, Line, differing, seed_of
+from kedge.report.lines import NAME, Line, differing, kinds_of, seed_of
 
 FORMATS = ("csv", "parquet", "latex")
 
@@ -95,17 +95,30 @@ def _text(value: str | None) -> str | None:
 
 
 def latex(lines: Sequence[Line], target: float | None = None) -> str:
-    """Return the results as a table for the LaTeX package booktabs, the best values in bold."""
+    """Return the results as a table for the LaTeX package booktabs, the best values in bold.
+
+    Runs on held-out samples and runs on the test set are in two parts of the table, each with its own best values.
+    """
+    kinds = kinds_of(lines)
+    lines = sorted(lines, key=lambda line: not line.held_out)
     groups = {line.name: line.runs for line in lines}
     target = default_target(groups) if target is None else target
     results = summarise(groups, target)
     goal = "target" if target is None else f"{100 * target:g}\\,\\%"
-    heads = ["Algorithm", "Accuracy (\\%)", "Best (\\%)", "Loss", f"Rounds to {goal}", f"MB to {goal}"]
-    cells = [_cells(results, line.name, place) for place, line in enumerate(lines)]
+    said = ["Held-out accuracy", "held-out loss"] if kinds == (True,) else ["Accuracy", "Loss"]
+    heads = ["Algorithm", f"{said[0]} (\\%)", "Best (\\%)", said[1].capitalize(), f"Rounds to {goal}", f"MB to {goal}"]
+    cells = []
+    for kind in kinds:
+        alike = [own for line, own in zip(lines, results, strict=True) if line.held_out == kind]
+        cells += [_cells(alike, own.algorithm, place) for place, own in enumerate(alike)]
     keep = [place for place in range(len(heads)) if place == 0 or any(row[place] != "--" for row in cells)]
-    body = "".join("  " + " & ".join(row[place] for place in keep) + " \\\\\n" for row in cells)
+    rows = ["  " + " & ".join(row[place] for place in keep) + " \\\\\n" for row in cells]
+    if len(kinds) == 2:
+        rows.insert(sum(line.held_out for line in lines), "  \\midrule\n")
+    body = "".join(rows)
+    about = "% the first rows: on held-out training samples; the others: on the test set\n" * (len(kinds) == 2)
     return (
-        "% \\usepackage{booktabs}\n"
+        f"% \\usepackage{{booktabs}}\n{about}"
         f"\\begin{{tabular}}{{l{'r' * (len(keep) - 1)}}}\n  \\toprule\n"
         f"  {' & '.join(heads[place] for place in keep)} \\\\\n  \\midrule\n{body}  \\bottomrule\n\\end{{tabular}}\n"
     )

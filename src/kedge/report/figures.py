@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from kedge.files import write_atomically
 from kedge.report.comparison import Runs, own_metrics
+from kedge.report.lines import is_held_out, metric_words
 from kedge.report.palette import COLOURS, look
+
+DASHES = 3.5
+"""The length of a line in a legend, in letters: enough to see how it is dashed."""
+
+
+IMAGES = frozenset({".png", ".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".eps", ".bmp"})
 
 
 def draw_comparison(compared: Runs, path: Path, title: str) -> list[Path]:
@@ -31,7 +38,8 @@ def draw_comparison(compared: Runs, path: Path, title: str) -> list[Path]:
     left.set_xlabel("rounds")
     left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     right.set_xlabel("communication, MB down and up, all clients")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9, handlelength=DASHES)
     figure.suptitle(title, fontsize=11)
     seeds = len({run.seed for run in every})
     note = (
@@ -56,7 +64,7 @@ def _draw_metric(compared: Runs, metric: str, left: Axes, right: Axes, shade: fl
         for axes, x in ((left, rounds), (right, megabytes)):
             axes.plot(x, values.mean(0), label=label, linewidth=1.8, markersize=4, markevery=-(-len(x) // 12), **own)
             axes.fill_between(x, values.min(0), values.max(0), color=own["color"], alpha=shade, linewidth=0)
-    left.set_ylabel(metric.replace("_", " "))
+    left.set_ylabel(metric_words(metric, {is_held_out(run) for runs in compared.values() for run in runs}))
     if metric == "test_loss":
         left.set_yscale("log")
     for axes in (left, right):
@@ -70,8 +78,9 @@ def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Pa
     figure = Figure(figsize=(min(16.0, 2.0 + 0.22 * len(shown)), 1.6 + 0.32 * labels), layout="constrained")
     axes = figure.subplots()
     x, y = np.nonzero(shown)
-    axes.scatter(x, y, s=140 * shown[x, y] / shown.max(), c=[COLOURS[label % len(COLOURS)] for label in y])
+    axes.scatter(x, y, s=140 * shown[x, y] / shown.max(), color=COLOURS[0])
     axes.set_xlabel("client" + (f" (the first {len(shown)} of {clients})" if clients > len(shown) else ""))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("label")
     axes.set_yticks(range(labels))
     axes.set_xlim(-0.7, len(shown) - 0.3)
@@ -81,8 +90,8 @@ def draw_partition(counts: NDArray[np.int64], path: Path, title: str) -> list[Pa
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the two files of a figure: ``path`` with the suffix of each format, whichever it has now."""
-    stem = path.name.removesuffix(".png").removesuffix(".svg")
+    """Return the two files of a figure: ``path`` with the suffix of each format in place of any suffix of an image."""
+    stem = path.stem if path.suffix.lower() in IMAGES else path.name
     return [path.with_name(stem + ending) for ending in (".png", ".svg")]
 
 

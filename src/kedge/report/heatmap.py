@@ -1,6 +1,7 @@
 """The picture of a sweep: a matrix of numbers for two keys, a curve for one, a panel per key for more."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from kedge.report.figures import save_figure
 
 NONE = "#D9D9D9"
 BEST = "#D55E00"
 LINE = "#0072B2"
+
+TICKS = 10
+"""The most values that each have a tick."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,10 @@ class Cell:
 
 
 def draw_sweep(cells: Sequence[Cell], path: Path, metric: str, more_is_better: bool, title: str) -> list[Path]:
-    """Draw the points and mark the best; return the PNG and the PDF."""
+    """Draw the points and mark the best; return the PNG and the PDF.
+
+    The title says, up to a colon, what the numbers are: the words stand at their axis too.
+    """
     keys = list(cells[0].point)
     grid = len({tuple(map(str, cell.point.values())) for cell in cells}) == math.prod(
         len({str(cell.point[key]) for cell in cells}) for key in keys
@@ -41,7 +49,7 @@ def draw_sweep(cells: Sequence[Cell], path: Path, metric: str, more_is_better: b
     if len(keys) == 2 and grid:
         figure = _matrix(cells, keys, metric, more_is_better, best)
     else:
-        figure = _panels(cells, keys, metric, more_is_better, best)
+        figure = _panels(cells, keys, metric, more_is_better, best, title.partition(":")[0])
     figure.suptitle(title, fontsize=11)
     written = [path.with_name(path.name + ending) for ending in (".png", ".pdf")]
     save_figure(figure, written[0], dpi=130)
@@ -94,14 +102,17 @@ def _words(cell: Cell, metric: str) -> str:
     return f"{number}\n{cell.note}" if cell.note else number
 
 
-def _panels(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better: bool, best: Cell | None) -> Figure:
+def _panels(
+    cells: Sequence[Cell], keys: list[str], metric: str, more_is_better: bool, best: Cell | None, said: str
+) -> Figure:
     """Draw every point over each key, and a line through the best at each value."""
     figure = Figure(figsize=(1.4 + 3.8 * len(keys), 3.8), layout="constrained")
     scale = 100 if metric == "test_accuracy" else 1
     choose = max if more_is_better else min
+    lined = False
     for axes, key in zip(figure.subplots(1, len(keys), sharey=True, squeeze=False)[0], keys, strict=True):
         values = sorted({cell.point[key] for cell in cells}, key=_order)
-        at = _places(axes, values)
+        at, ordered = _places(axes, values), all(map(_is_number, values))
         finals: dict[float, list[float]] = {}
         for cell in cells:
             x = at[str(cell.point[key])]
@@ -109,12 +120,14 @@ def _panels(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better:
                 axes.plot([x], [0.02], "x", color="#555555", transform=axes.get_xaxis_transform())
                 continue
             spread = None if cell.spread is None else scale * cell.spread
-            look: dict[str, Any] = {"color": BEST if cell is best else LINE, "alpha": 1.0 if not cell.note else 0.35}
+            look: dict[str, Any] = {"alpha": 0.35 if cell.note else 1.0}
+            look |= {"color": BEST, "zorder": 4} if cell is best else {"color": LINE}
             axes.errorbar([x], [scale * cell.mean], spread, fmt="o", markersize=4, capsize=2, linewidth=0.8, **look)
             if not cell.note:
                 finals.setdefault(x, []).append(scale * cell.mean)
-        if len(finals) < len(cells) or len(keys) == 1:
-            order = sorted(finals)
+        # A line between words would say that there is something between them.
+        if ordered and (1 < len(finals) < len(cells) or len(keys) == 1):
+            lined, order = True, sorted(finals)
             axes.plot(order, [choose(finals[x]) for x in order], color=LINE, linewidth=1.2, alpha=0.8)
         axes.set_xlabel(key)
         axes.spines[["top", "right"]].set_visible(False)
@@ -123,20 +136,42 @@ def _panels(cells: Sequence[Cell], keys: list[str], metric: str, more_is_better:
     means = [cell.mean for cell in cells if cell.mean is not None]
     if metric == "test_loss" and means and min(means) > 0 and max(means) / min(means) > 100:
         first.set_yscale("log")
-    first.set_ylabel("test accuracy, %" if scale == 100 else metric.replace("_", " "))
-    if any(cell.mean is None for cell in cells):
-        figure.supxlabel("crosses: diverged or failed", fontsize=8, color="#555555")
+    first.set_ylabel(said)
+    notes = {
+        "orange: the best point": best is not None,
+        "pale: stopped early": any(cell.note and cell.mean is not None for cell in cells),
+        "line: the best at each value": lined,
+        "crosses: diverged or failed": any(cell.mean is None for cell in cells),
+    }
+    figure.supxlabel("; ".join(note for note, holds in notes.items() if holds), fontsize=8, color="#555555")
     return figure
 
 
 def _places(axes: Axes, values: list[Any]) -> dict[str, float]:
     """Return the position of each value: numbers to scale, logarithmic if they span enough; words side by side."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if all(map(_is_number, values)):
         if values[0] > 0 and values[-1] / values[0] >= 8:
             axes.set_xscale("log")
+            axes.xaxis.set_minor_locator(NullLocator())
+            if len(values) <= TICKS:
+                axes.set_xticks(values, _labels(values))
         return {str(value): float(value) for value in values}
     _name_across(axes, [str(value) for value in values])
     return {str(value): float(place) for place, value in enumerate(values)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _labels(values: list[float]) -> list[str]:
+    """Return the labels of a logarithmic axis; a value too near to the one before has a tick only."""
+    labels, last = [f"{values[0]:g}"], values[0]
+    for value in values[1:]:
+        free = math.log(value / last) >= 0.09 * math.log(values[-1] / values[0])
+        labels.append(f"{value:g}" if free else "")
+        last = value if free else last
+    return labels
 
 
 def _name_across(axes: Axes, names: list[str]) -> None:
@@ -146,4 +181,10 @@ def _name_across(axes: Axes, names: list[str]) -> None:
 
 def _order(value: Any) -> tuple[bool, Any]:
     number = isinstance(value, int | float)
-    return (not number, value if number else str(value))
+    return (not number, value if number else _parts(str(value)))
+
+
+def _parts(text: str) -> list[str | int]:
+    """Return text and numbers in turn, so that [8] comes before [64], and that before [64,64]."""
+    parts = re.split(r"([0-9]+)", text.rstrip("]"))
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]

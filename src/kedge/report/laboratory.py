@@ -16,6 +16,9 @@ from kedge.theory.laboratory import Finding, Panel
 
 COLUMNS = 3
 
+NAMES = frozenset({"problem"})
+"""What the numbers of an axis are if they only name something: there is nothing between them."""
+
 
 def write_report(findings: Sequence[Finding], path: Path, command: str) -> list[Path]:
     """Write `report.md` and a figure per finding."""
@@ -77,17 +80,20 @@ def drawn(finding: Finding) -> Figure:
 
 
 def _lines(axes: Axes, panel: Panel) -> None:
+    named = panel.x in NAMES
     for place, line in enumerate(panel.series):
         axes.plot(
             line.x, [value if math.isfinite(value) else math.nan for value in line.y], label=line.label,
-            color=COLOURS[place % len(COLOURS)], linestyle="--" if line.dashed else "-",
-            marker=None if line.dashed else MARKERS[place % len(MARKERS)], markersize=4,
+            color=COLOURS[place % len(COLOURS)], linestyle="none" if named else "--" if line.dashed else "-",
+            marker=None if line.dashed and not named else MARKERS[place % len(MARKERS)], markersize=4,
         )  # fmt: skip
-    axes.set_xscale("log")
+    axes.set_xscale("linear" if named else "log")
     axes.set_yscale("log")
     points = panel.series[0].x
     axes.set_xticks(points, [f"{point:g}" for point in points])
     axes.xaxis.set_minor_locator(NullLocator())
+    if named:
+        axes.set_xlim(min(points) - 0.5, max(points) + 0.5)
     axes.legend(frameon=False, fontsize=7)
     tidy(axes)
 

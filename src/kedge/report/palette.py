@@ -40,18 +40,20 @@ def has_own_colour(label: str) -> bool:
 def look(label: str, place: int = 0) -> dict[str, Any]:
     """Return the look of a line, from the algorithm it is named after, or else from its place in the figure.
 
-    A variant, "fedavg, free step", has the algorithm's colour, but is dash-dotted and has open markers.
+    Algorithms that share a colour differ in their markers. A variant, "fedavg, free step", has the algorithm's colour,
+    but is dash-dotted and has open markers.
     """
     name, comma, _ = label.partition(",")
+    shift = 0
     if name in _FIRST:
         colour, style = _FIRST[name]
     elif name in ALGORITHMS:
-        others = [other for other in ALGORITHMS if other not in _FIRST]
-        colour, style = others.index(name) % len(COLOURS), STYLES[2 + others.index(name) // len(COLOURS) % 2]
+        turn, colour = divmod([other for other in ALGORITHMS if other not in _FIRST].index(name), len(COLOURS))
+        style, shift = STYLES[2 + turn % 2], 1 + turn
     else:
         colour, style = place % len(COLOURS), STYLES[place // len(COLOURS) % len(STYLES)]
     variant = {"linestyle": "-.", "fillstyle": "none"} if comma else {"linestyle": style, "fillstyle": "full"}
-    return {"color": COLOURS[colour], "marker": MARKERS[colour]} | variant
+    return {"color": COLOURS[colour], "marker": MARKERS[(colour + shift) % len(MARKERS)]} | variant
 
 
 def shade(place: int, count: int, ramp: Sequence[str] = RAMP) -> str:

@@ -94,6 +94,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
 def plot(histories: Mapping[str, Sequence[Row]], columns: Sequence[str] = ()) -> Any:
     """Draw columns of several histories, a panel per column and a line per history."""
     from matplotlib.figure import Figure  # slow to load
+    from matplotlib.ticker import MaxNLocator
 
     class Picture(Figure):
         """A figure that a notebook shows by itself."""
@@ -116,6 +117,7 @@ def plot(histories: Mapping[str, Sequence[Row]], columns: Sequence[str] = ()) ->
             points = [(row["round"], row[name]) for row in rows if name in row]
             axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 30 else None)
         axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_title(name.replace("_", " "))
         axes.grid(alpha=0.3)
         if len(histories) > 1:

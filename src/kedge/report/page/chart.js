@@ -40,11 +40,14 @@ function seedCurves(line) {
   });
 }
 
-function extent(values, log) {
+function extent(values, log, most = Infinity) {
   let low = Infinity, high = -Infinity;
   for (const list of values) for (const value of list) { if (value < low) low = value; if (value > high) high = value; }
   if (low > high) return log ? [1, 10] : [0, 1];
-  if (low === high) return log ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 10, high + Math.abs(high || 1) / 10];
+  if (low === high) {
+    const [below, above] = log ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 10, high + Math.abs(high || 1) / 10];
+    return [below, Math.min(above, Math.max(high, most))];
+  }
   return [low, high];
 }
 
@@ -68,7 +71,7 @@ function measure() {
   const ys = state.drawn.flatMap((each) => [each.curve.y, ...(each.band ? [each.band.low, each.band.high] : []), ...each.seeds.map((seed) => seed.y)]);
   state.full = {
     x: widened(extent(state.drawn.flatMap((each) => [each.curve.x, ...each.seeds.map((seed) => seed.x)]), state.logX), state.logX, 0.012),
-    y: widened(extent(ys, state.logY), state.logY, 0.04),
+    y: widened(extent(ys, state.logY, isShare(state.metric) ? 1 : Infinity), state.logY, 0.04),
   };
 }
 

@@ -8,7 +8,11 @@ const AXIS_NAMES = { round: "rounds", bytes: "communication down and up", gradie
 
 const AXIS_SHORT = { round: "rounds", bytes: "bytes", gradients: "gradients", seconds: "seconds" };
 
-const words = (name) => name.replaceAll("_", " ");
+const words = (name) => report.words[name] ?? name.replaceAll("_", " ");
+// The kinds of samples that the lines were evaluated on; numbers of one kind are never ranked against the other's.
+const kinds = () => [true, false].filter((heldOut) => report.lines.some((line) => line.held_out === heldOut));
+const kindName = (heldOut) => (heldOut ? "held-out" : "test");
+const samples = (heldOut) => (heldOut ? "held-out samples" : "test set");
 const isShare = (metric) => /accuracy/.test(metric);
 
 function significant(value, digits = 4) {
@@ -32,7 +36,11 @@ function bytes(value) {
 }
 
 const metricText = (metric, value) => (isShare(metric) ? percent(value) : significant(value));
-const axisText = (axis, value) => (axis === "bytes" ? bytes(value) : significant(value, 5));
+const axisText = (axis, value) => {
+  if (axis === "bytes") return bytes(value);
+  const whole = axis === "gradients" && value !== null && Math.abs(value) >= 100; // a mean over seeds may have a fraction
+  return whole ? significant(Math.round(value), 6) : significant(value, 5);
+};
 
 function element(kind, options = {}, ...children) {
   const made = document.createElement(kind);

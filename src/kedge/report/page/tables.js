@@ -10,21 +10,23 @@ function card(title, value, more, line) {
   return element("div", { class: "card" }, element("p", { class: "quiet", text: title }), element("p", { class: "value", text: value }), small);
 }
 
-function best(key, higher) {
-  const known = report.lines.filter((line) => line[key] !== null);
+function best(key, higher, heldOut) {
+  const known = report.lines.filter((line) => line[key] !== null && line.held_out === heldOut);
   return known.length ? known.reduce((a, b) => ((higher ? b[key] > a[key] : b[key] < a[key]) ? b : a)) : null;
 }
 
 function cards() {
-  const made = [], top = best("accuracy", true), low = best("loss", false), runs = report.runs;
-  if (top) made.push(card("Highest final test accuracy", percent(top.accuracy), top.name, top));
-  if (low) made.push(card("Lowest final test loss", significant(low.loss), low.name, low));
-  const target = targetNow(), metric = byId("target-metric").value;
-  if (metric && Number.isFinite(target)) {
-    const hits = report.lines.map((line) => ({ line, hit: reached(line, metric, target) })).filter((each) => each.hit.round !== null);
+  const made = [], runs = report.runs, target = targetNow(), metric = byId("target-metric").value;
+  for (const heldOut of kinds()) {
+    const top = best("accuracy", true, heldOut), low = best("loss", false, heldOut);
+    if (top) made.push(card(`Highest final ${kindName(heldOut)} accuracy`, percent(top.accuracy), top.name, top));
+    if (low) made.push(card(`Lowest final ${kindName(heldOut)} loss`, significant(low.loss), low.name, low));
+    if (!metric || !Number.isFinite(target)) continue;
+    const own = report.lines.filter((line) => line.held_out === heldOut);
+    const hits = own.map((line) => ({ line, hit: reached(line, metric, target) })).filter((each) => each.hit.round !== null);
     const quick = hits.length ? hits.reduce((a, b) => (b.hit.round < a.hit.round ? b : a)) : null;
     const cheap = hits.length ? hits.reduce((a, b) => (b.hit.bytes < a.hit.bytes ? b : a)) : null;
-    const title = `to ${words(metric)} ${metricText(metric, target)}`;
+    const title = `to ${metric.replaceAll("_", " ").replace(/^test /, `${kindName(heldOut)} `)} ${metricText(metric, target)}`;
     made.push(card(`Fewest rounds ${title}`, quick ? significant(quick.hit.round) : "–", quick ? quick.line.name : "no line reaches it", quick && quick.line));
     made.push(card(`Fewest bytes ${title}`, cheap ? bytes(cheap.hit.bytes) : "–", cheap ? cheap.line.name : "no line reaches it", cheap && cheap.line));
   }
@@ -40,6 +42,7 @@ const targetNow = () => Number.parseFloat(byId("target").value);
 function columns() {
   const metric = byId("target-metric").value, target = targetNow(), goal = Number.isFinite(target) ? metricText(metric, target) : "target";
   const has = (key) => report.lines.some((line) => line[key] !== null);
+  const mixed = kinds().length > 1, kind = kinds()[0] && !mixed ? "held-out " : "";
   const spread = (line) => (line.spread === null ? "" : ` ± ${(100 * line.spread).toFixed(1)}`);
   const hit = (line, which, show) => {
     const found = metric && Number.isFinite(target) ? reached(line, metric, target) : { round: null, hits: 0, of: 0 };
@@ -49,14 +52,15 @@ function columns() {
   const all = [
     ["line", (line) => [line.name, line.name], true],
     ["seeds", (line) => [line.runs.length, line.diverged ? `${line.runs.length}, ${line.diverged} diverged` : String(line.runs.length)]],
-    ["final accuracy", (line) => [line.accuracy, percent(line.accuracy) + spread(line)], false, "accuracy"],
-    ["best accuracy", (line) => [line.best, percent(line.best)], false, "best"],
-    ["final loss", (line) => [line.loss, significant(line.loss)], false, "loss"],
+    ...(mixed ? [["evaluated on", (line) => [samples(line.held_out), samples(line.held_out)], true]] : []),
+    [`final ${kind}accuracy`, (line) => [line.accuracy, percent(line.accuracy) + spread(line)], false, "accuracy"],
+    [`best ${kind}accuracy`, (line) => [line.best, percent(line.best)], false, "best"],
+    [`final ${kind}loss`, (line) => [line.loss, significant(line.loss)], false, "loss"],
     [`rounds to ${goal}`, (line) => hit(line, "round", (value) => significant(value))],
     [`bytes to ${goal}`, (line) => hit(line, "bytes", bytes)],
     ["rounds", (line) => [line.round, significant(line.round, 6)]],
     ["bytes", (line) => [line.bytes, bytes(line.bytes)]],
-    ["gradients", (line) => [line.gradients, significant(line.gradients, 6)]],
+    ["gradients", (line) => [line.gradients, axisText("gradients", line.gradients)]],
     ["seconds", (line) => [line.seconds, significant(line.seconds, 3)]],
   ];
   return all.filter(([, , , key]) => !key || has(key));
@@ -71,7 +75,7 @@ function results() {
   });
   table.tHead.replaceChildren(element("tr", {}, ...heads));
   const rows = report.lines.map((line) => ({ line, cells: shown.map(([, cell]) => cell(line)) }));
-  if (sorting.column !== null) rows.sort((a, b) => compare(a.cells[sorting.column][0], b.cells[sorting.column][0]));
+  if (sorting.column !== null) rows.sort((a, b) => b.line.held_out - a.line.held_out || compare(a.cells[sorting.column][0], b.cells[sorting.column][0]));
   table.tBodies[0].replaceChildren(...rows.slice(0, sorting.all ? undefined : SOME).map(({ line, cells }) => element("tr", {}, ...cells.map(([, text], place) => {
     const cell = element("td", { class: place ? null : "text name", text });
     if (!place) cell.prepend(swatch(line));
