@@ -75,12 +75,8 @@ def table(runs: list[StoredRun], most: int, folder: Path) -> Table:
             sentence(state_of(run)),
         )  # fmt: skip
     ended = sum(run.summary is not None for run in runs)
-<<<<<<< HEAD
-    shown.caption = f"{len(runs)} run{'s' * (len(runs) != 1)}, {ended} of them ended" + (
-=======
     said = "all ended" if runs and ended == len(runs) else f"{ended} of them ended"
     shown.caption = f"{len(runs)} run{'s' * (len(runs) != 1)}, {said}" + (
->>>>>>> polish-report
         f"; {len(runs) - most} more" * (len(runs) > most)
     )
     return shown
