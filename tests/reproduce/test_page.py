@@ -340,8 +340,10 @@ def test_the_lines_on_an_edge_are_named():
         for line in re.findall(r"([a-z-]+) \(", said)
     }
     lines = ("mb-storm", "ce-lsgd", "fedavg-m-vr", "scaffold-m-vr")
-    assert edges == {("step-mlp", "fedavg-m"), *(("mlp-vr", line) for line in lines)}
-    assert "one line still ends on an edge of its grid, FedAvg-M in `step-mlp`" in flat(PAGE)
+    others = {("step-mlp", "fedavg-m"), ("baselines", "fedavg-m-vr")}
+    assert edges == {*others, *(("mlp-vr", line) for line in lines)}
+    assert "two lines still end on an edge of their grids: FedAvg-M in `step-mlp`" in flat(PAGE)
+    assert tuned("baselines", "fedavg-m-vr", "beta") == 1
 
 
 def test_the_page_on_the_step_says_what_the_tables_say():
@@ -416,3 +418,16 @@ def test_the_table_at_one_eta_is_what_the_search_found():
         assert f"| {eta:g} | {' | '.join(f'{lead:+.1f}' for lead in leads)} |" in text
     assert f"{100 * statistics.fmean(grids[0]['scaffold', 0.3, ''].values()):.0f} % on MNIST and diverges" in text
     assert not any(grids[1]["scaffold", 0.3, ""].values())
+
+
+def test_the_page_on_choosing_says_what_the_comparison_of_all_algorithms_found():
+    text = flat(ROOT / "docs" / "choosing.md")
+    names = {"FedAvg-M and FedDyn (both ": "fedavg-m", "FedAdam (": "fedadam", "SlowMo and FedYogi (both ": "slowmo"}
+    names |= {"; FedAvg (": "fedavg", "FedAvg-M-VR (": "fedavg-m-vr", "SCAFFOLD-M (": "scaffold-m"}
+    names |= {"SCAFFOLD (": "scaffold", "SCAFFOLD-M-VR (": "scaffold-m-vr", "MB-STORM (": "mb-storm"}
+    part = text[text.index("eight seeds**: [21 algorithms]") :]
+    for said, line in names.items():
+        assert f"{said}{100 * tuned('baselines', line, 'accuracy'):.1f}" in part
+    verdict = (RESULTS / "baselines" / "laptop" / "verdict.md").read_text(encoding="utf-8")
+    assert verdict.count(": as claimed") == 6
+    assert verdict.count(": the opposite") == 4
