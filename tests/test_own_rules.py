@@ -143,6 +143,7 @@ class Plain(Base):
     strength: float = 0.5
     often: int = 3
     flavour: str = "sweet"
+    nesterov: bool = False
 
     def direction(self, down, client):
         return self.strength * GRAD
@@ -162,6 +163,7 @@ def test_a_hyper_parameter_without_hyper_works_and_must_be_finite():
 def test_a_number_of_another_library_becomes_pythons_own():
     made = Plain(eta=np.float32(0.25), strength=np.float64(0.5), often=np.int64(2))
     assert repr(made) == repr(Plain(eta=0.25, strength=0.5, often=2))
+    assert Plain(eta=0.1, nesterov=True).nesterov is True
     assert [type(value) for value in (made.eta, made.strength, made.often)] == [float, float, int]
     for name, value in (("eta", np.float32("nan")), ("eta", True), ("strength", np.float32("inf")), ("often", True)):
         with pytest.raises(kedge.UsageError, match=f"{name} of Plain is .*, but must be a finite number"):

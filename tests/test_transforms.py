@@ -286,7 +286,7 @@ def normalized():
     ("make", "message"),
     [
         (lambda: play("TopK(0)"), "share of TopK is 0, but must be above 0 and at most 1"),
-        (lambda: play("TopKK(0.1)"), "reply transform 'TopKK' does not exist; known: Privacy, TopK"),
+        (lambda: play("TopKK(0.1)"), "reply transform 'TopKK' does not exist; did you mean 'TopK'"),
         (lambda: play("Privacy(1.0)"), "reply transform Privacy was given the wrong arguments"),
         (lambda: play("Privacy(-1, 1)"), "clip of Privacy is -1, but must be finite and above 0"),
         (lambda: play("Privacy(1, 1, 'secret')"), "mode of Privacy is 'secret', but must be central or local"),

@@ -80,7 +80,7 @@ def is_whole(field: "dataclasses.Field[Any]") -> bool:
 
 def _check(owner: str, field: "dataclasses.Field[Any]", value: Any) -> None:
     name, rule = field.name, rule_of(field)
-    if not field.metadata and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+    if not field.metadata and (isinstance(field.default, bool) or not isinstance(value, numbers.Real)):
         return  # declared without `hyper`, and not a number: nothing is known about it
     if rule["choices"]:
         if value not in rule["choices"]:

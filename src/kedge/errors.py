@@ -50,8 +50,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 def hint(name: str, known: Iterable[str]) -> str:
     """Return the nearest known name as a question, or the whole list if none is near."""
     names = sorted(known)
-    near = difflib.get_close_matches(name[:SHOWN].lower(), names, n=1, cutoff=NEAR)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+    lowered = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name[:SHOWN].lower(), lowered, n=1, cutoff=NEAR)
+    return f"did you mean {lowered[near[0]]!r}?" if near else f"known: {', '.join(names)}."
 
 
 def warn(text: str) -> None:

@@ -135,8 +135,6 @@ def test_local_steps_and_local_epochs_are_not_both_given(tmp_path, monkeypatch, 
     assert execute(["run", "run/config.toml", "--out", "again"]) == 0
     assert execute(["resume", "run", "--rounds", "2"]) == 0
     assert execute(["run", "run/config.toml", "--local-steps", "7", "--out", "third"]) == 2
-    with pytest.raises(UsageError, match=said):
-        kedge.simulate(None, None, None, local_steps=5, local_epochs=1)
 
 
 def test_words_stand_for_none_in_a_configuration_only():

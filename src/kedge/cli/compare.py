@@ -76,15 +76,15 @@ def compare(
         chosen, seeds = _extended(path, chosen, seeds, trust=trust)
         for settings in chosen.values():
             rehearse(settings)
-        if borrowed and not _is_tuned(first):
-            were, them = ("were", "them") if len(borrowed) > 1 else ("was", "it")
-            note = f"{' and '.join(borrowed)} {were} tuned for digits, 40 clients, not for this problem"
-            errors.print(f"{note}; tune {them} with kedge sweep", soft_wrap=True)
         write_file(path, chosen, seeds, target)
         with stopping() as stop:
             runs, failures = _run_all(chosen, seeds, path, jobs, stop)
         if runs:
             _report(runs, target, path, first)
+        if runs and borrowed and not _is_tuned(first):
+            were, them = ("were", "them") if len(borrowed) > 1 else ("was", "it")
+            note = f"{' and '.join(borrowed)} {were} tuned for digits, 40 clients, not for this problem"
+            errors.print(f"{note}; tune {them} with kedge sweep", soft_wrap=True)
     for name, error in failures.items():
         errors.print(f"kedge: {name} failed: {error}", markup=False, highlight=False, soft_wrap=True)
     ended = [run for own in runs.values() for run in own]

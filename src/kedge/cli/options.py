@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kedge.errors import UsageError
-from kedge.runs.settings import SETTINGS, Config, both_lengths, is_complete
+from kedge.errors import UsageError, shown
+from kedge.runs.settings import SETTINGS, Config, is_complete
 from kedge.runs.toml import load_toml, merged, parse_value
 from kedge.schedules import Schedule
 from kedge.settings import Setting
@@ -117,7 +117,8 @@ def configuration(file: Path | None, settings: list[str] | None, given: Given) -
         return result
     # Passes replace the steps of a file; and the complete configuration that a run writes has both.
     if "run.local_steps" in changed or not ("run.local_epochs" in changed or is_complete(there["run"])):
-        raise both_lengths(run["local_steps"], run["local_epochs"])
+        both = " and ".join(f"{name} is {shown(run[name])}" for name in ("local_steps", "local_epochs"))
+        raise UsageError(f"{both}, but only one of them can be given")
     return result
 
 

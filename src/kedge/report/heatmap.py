@@ -156,7 +156,9 @@ def _places(axes: Axes, values: list[Any]) -> dict[str, float]:
             if len(values) <= TICKS:
                 axes.set_xticks(values, _labels(values))
         return {str(value): float(value) for value in values}
-    _name_across(axes, [str(value) for value in values])
+    names = [str(value) for value in values]
+    short = [name.rpartition("/")[2] for name in names]
+    _name_across(axes, short if len(set(short)) == len(names) else names)
     return {str(value): float(place) for place, value in enumerate(values)}
 
 

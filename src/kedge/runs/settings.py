@@ -198,13 +198,6 @@ def is_complete(run: Mapping[str, Any]) -> bool:
     return all(name in run for name, each in RunSettings.declared.items() if each.written(each.start) is not None)
 
 
-def both_lengths(steps: object, epochs: object) -> UsageError:
-    """Return the error that the length of a client's work is given twice."""
-    return UsageError(
-        f"local_steps is {shown(steps)} and local_epochs is {shown(epochs)}, but only one of them can be given"
-    )
-
-
 def _is_plain(value: Any) -> bool:
     parts = value if isinstance(value, list) else [value]
     return all(isinstance(part, bool | int | float | str) for part in parts)

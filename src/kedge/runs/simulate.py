@@ -26,7 +26,7 @@ from kedge.runs.rebuild import described
 from kedge.runs.recording import Recording
 from kedge.runs.result import DivergedError as DivergedError
 from kedge.runs.result import Result as Result
-from kedge.runs.settings import SimulationSettings, both_lengths
+from kedge.runs.settings import SimulationSettings
 from kedge.settings import Settings, documented
 from kedge.simulator import Simulation
 from kedge.simulator.evaluate import client_columns
@@ -83,9 +83,6 @@ def simulate(
         rounds=rounds, cohort=cohort, local_steps=local_steps, batch_size=batch_size, weight_decay=weight_decay,
         seed=seed, eval_every=whole("eval_every", eval_every, 1), device=str(device), **settings,
     )  # fmt: skip
-    declared = SimulationSettings.declared["local_steps"]
-    if chosen.local_epochs is not None and chosen.local_steps != declared.default:  # a default may not be meant
-        raise both_lengths(chosen.local_steps, chosen.local_epochs)
     return play(model, federation, algorithm, chosen, loss, out, callbacks, metrics, resume=resume)
 
 
