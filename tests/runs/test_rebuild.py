@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import kedge
+from kedge.cli.program import execute
 
 
 def federation(**options):
@@ -59,3 +60,30 @@ def shortened(data):
 def test_data_that_were_changed_after_loading_are_missing(tmp_path, change):
     said = missing(tmp_path / "run", model(), change(federation()))
     assert said == ["the federation was changed after kedge.load_federation"]
+
+
+def test_a_run_that_is_extended_says_how_many_rounds_it_plays(tmp_path):
+    data, out = federation(), tmp_path / "run"
+
+    def play(rounds, callbacks=()):
+        run = {
+            "cohort": 2,
+            "local_steps": 1,
+            "batch_size": 4,
+            "callbacks": callbacks,
+            "out": out,
+            "resume": out.exists(),
+        }
+        kedge.simulate(model(), data, kedge.FedAvg(eta=0.1), rounds=rounds, **run)
+        return kedge.read_run(out).config["run"]["rounds"]
+
+    class Stop:
+        def on_round(self, run):
+            if run.round == 5:
+                run.stop()
+
+    assert play(2) == 2
+    assert play(4) == 4
+    assert play(9, [Stop()]) == 9
+    assert execute(["resume", str(out)]) == 0
+    assert kedge.read_run(out).rows[-1]["round"] == 9

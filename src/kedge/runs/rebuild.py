@@ -119,6 +119,15 @@ def _algorithm(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Any]]:
         yield field.name, str(value) if isinstance(value, Schedule) else value
 
 
+def extended(sections: dict[str, dict[str, Any]], rounds: int) -> dict[str, dict[str, Any]] | None:
+    """Return the configuration of a run that will play this many rounds; None if it is already, or is not kedge's."""
+    before = sections.get("run", {}).get("rounds")
+    nested = any(isinstance(value, dict) for section in sections.values() for value in section.values())
+    if nested or not isinstance(before, int) or before == rounds:
+        return None
+    return sections | {"run": sections["run"] | {"rounds": rounds}}
+
+
 def refuse_missing(sections: Mapping[str, Any], source: object) -> None:
     """Say what is missing in a configuration that a run in Python has written."""
     about = sections.get(PYTHON)

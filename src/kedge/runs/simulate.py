@@ -21,8 +21,8 @@ from kedge.runs.checkpoint_timer import Interval
 from kedge.runs.directory import RunDirectory, versions
 from kedge.runs.interrupts import stopping_on_interrupt
 from kedge.runs.live import Callbacks, LiveRun
-from kedge.runs.reader import CONFIG, Row
-from kedge.runs.rebuild import described
+from kedge.runs.reader import Row, read_config
+from kedge.runs.rebuild import described, extended
 from kedge.runs.recording import Recording
 from kedge.runs.result import DivergedError as DivergedError
 from kedge.runs.result import Result as Result
@@ -106,8 +106,11 @@ def play(
     if not current_processes().leads:
         out = None  # the first process keeps the directory
     if out is not None and not isinstance(out, RunDirectory):
-        keep = resume and (Path(out) / CONFIG).exists()
-        said = None if keep else described(model, federation, algorithm, loss, chosen, {"metrics": own})
+        there = read_config(Path(out)) if resume else None
+        said = (
+            described(model, federation, algorithm, loss, chosen, {"metrics": own}) if there is None
+            else extended(there, chosen.rounds)
+        )  # fmt: skip
         out = RunDirectory(out, said, resume=resume, python=True)
     directory = out
     # Locked before anything is computed, until the end: no other process can use the same directory.
