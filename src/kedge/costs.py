@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.algorithm import Algorithm
-from kedge.algorithm import rate as rate
+from kedge.algorithm import Algorithm, rate
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Cohort, Effort, Exchange, Heard, Needs, NotKeptError

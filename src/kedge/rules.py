@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.algorithm import Algorithm
-from kedge.costs import rate, trace
+from kedge.algorithm import Algorithm, rate
+from kedge.costs import trace
 from kedge.direction import Vector
 from kedge.errors import UsageError
 from kedge.exchange import Effort, Exchange

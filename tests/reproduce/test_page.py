@@ -317,6 +317,8 @@ def test_the_reservation_on_scaffold_is_what_the_tables_say():
     for pair in (("fedavg", "scaffold"), ("fedavg-m", "scaffold-m")):
         low, high = ahead("mlp-full", *pair, "accuracy").interval
         assert low < 0 < high
+    for figure, panel in (("participation", "S = 1"), ("horizon", "K = 16, decayed")):
+        assert ahead(figure, "fedavg-m", "fedavg", "accuracy", panel).interval[0] < 0  # it is not ahead there
     [fashion] = leads("scaffold-m", "fedavg-m", "fashion", panels[:1])
     assert f"it is SCAFFOLD-M that leads, by {fashion:.1f} points" in text
     better = [

@@ -60,7 +60,8 @@ def run_node(arguments: Sequence[str], say: Callable[[str], object] = print) -> 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         for command in commands:  # one by one: if the second cannot start, the first is ended
-            processes.append(subprocess.Popen(command, env=os.environ | {"PATH": path}))  # noqa: PERF401
+            started = subprocess.Popen(command, env=os.environ | {"PATH": path})
+            processes.append(started)
         while all(process.poll() is None for process in processes):
             time.sleep(0.2)
     finally:
